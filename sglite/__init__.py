@@ -1,0 +1,1 @@
+"""sglite: a runtime for LLM programs with structured output."""

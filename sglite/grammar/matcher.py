@@ -1,0 +1,76 @@
+"""The interface between a grammar engine and the step loop: one compiled grammar per spec, one matcher per request.
+
+    GrammarSpec  --compile-->  CompiledGrammar  --matcher()-->  Matcher
+    (protocol)                 per spec, shared, immutable      per completion, one owner, mutable
+
+Token ids are the model's. A bitmask row is int32[ceil(vocab_size / 32)], bit i%32 of word i//32 set
+when token i may come next (the layout of xgrammar and llguidance). Stop ids are in the mask only where
+the text so far is complete; once nothing else may follow, they are all that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglite.protocol import Coverage, GrammarSpec
+
+Bitmask = NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """The position of one completion within its grammar. Not thread-safe; never shared between requests."""
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance over the tokens; returns how many were legal. The state is that after the legal ones;
+        an illegal token leaves the matcher usable. A stop id is legal where the text is complete."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens (stop ids included)."""
+        ...
+
+    def fork(self) -> Matcher: ...
+
+    def fill(self, row: Bitmask) -> None:
+        """Write the mask of the next token into `row`. Raises GrammarViolation where it would be empty."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The tokens that are certain from here, in canonical tokenisation, cut before the last boundary
+        that could merge with free text; often empty. They are not accepted by this call."""
+        ...
+
+    @property
+    def can_stop(self) -> bool:
+        """The text so far is a complete value: a stop id is legal."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """A stop id was accepted, or nothing but a stop id may follow."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    spec: GrammarSpec
+    coverage: Coverage
+    nbytes: int  # what it counts in the compiler's byte-capped cache
+
+    def matcher(self) -> Matcher: ...
+
+    def validate(self, text: str) -> str | None:
+        """Why a complete output violates the part of the constraint that the mask does not carry (None: it does not)."""
+        ...
+
+
+class BatchFiller(Protocol):
+    """Fills many rows in native threads without the interpreter lock."""
+
+    def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
+        """Write matchers[i]'s mask into bitmask[rows[i]]  # bitmask: int32[num_rows, words].
+        Returns the failures by i; the other rows are valid whatever happens to these."""
+        ...

@@ -1,0 +1,52 @@
+"""What a program needs of whatever answers it. sglite.Engine satisfies it; so do the remote backends and the test double.
+
+A client with `tokenizer` None takes and gives text only (an OpenAI-compatible API); the interpreter then sends text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from sglite.protocol import (
+    Coverage,
+    GenerateRequest,
+    GrammarSpec,
+    ModelInfo,
+    RequestOutput,
+    ScoreOutput,
+    ScoreRequest,
+)
+from sglite.text.types import TextTokenizer
+
+
+class Client(Protocol):
+    tokenizer: TextTokenizer | None
+    model_info: ModelInfo
+
+    def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        """Outputs of all `n` completions as they come (one final one each with stream=False). Raises the error
+        of the tree in errors.py that refused or ended the request. Closing the iterator aborts the request."""
+        ...
+
+    async def score_request(self, request: ScoreRequest) -> ScoreOutput: ...
+
+    async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
+        """Compile now, so that the first use finds it ready. Raises GrammarError / GrammarTimeout."""
+        ...
+
+    async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
+        """Prefill and keep a prefix for at least lease_s seconds (as far as memory allows). Returns cached tokens."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Idempotent; a no-op for unknown or finished requests."""
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Give up a row kept by `hold`. Idempotent."""
+        ...
+
+    async def flush_cache(self) -> bool:
+        """Drop all cached prefixes that no running request uses."""
+        ...

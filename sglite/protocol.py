@@ -1,0 +1,299 @@
+"""The plain values that cross a boundary: between program and engine, process and process, client and server.
+
+All are frozen msgspec structs: hashable where their fields are, encoded with msgpack or JSON without
+pickle, validated when made. Nothing here imports torch, numpy or another part of sglite than errors.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from sglite.errors import InvalidRequest, SgliteError, UnsupportedSchema, error_types
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
+OnUnsupported = Literal["error", "validate"]
+Whitespace = Literal["compact", "single"]  # none at all | at most one blank after ':' and ','
+
+MAX_LOGPROBS = 100
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # a stop id, stop string or stop regex
+    LENGTH = "length"  # max_tokens or the context's end
+    GRAMMAR = "grammar"  # the grammar allowed nothing more (reported as "stop" by the OpenAI routes)
+    SCHEMA_VIOLATION = "schema_violation"  # on_unsupported="validate": the value is complete and wrong
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen and when to stop. `None` means "the model's generation_config, else the neutral value".
+
+    Raises InvalidRequest for values that cannot work.
+    """
+
+    max_tokens: int | None = None  # None: to the context's end. 0: nothing (prompt logprobs still come)
+    min_tokens: int = 0  # stop ids and stop texts are ignored before that many; a grammar's end wins
+    temperature: float | None = None  # 0: greedy
+    top_p: float | None = None
+    top_k: int | None = None  # <= 0: off
+    min_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None  # 1.0: off; counts prompt and output, as transformers does
+    logit_bias: dict[int, float] | None = None
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # keep the stop text at the end of the output
+    ignore_eos: bool = False
+    seed: int | None = None  # None: drawn by the engine. Same seed, same text, whoever shares the batch
+    logprobs: int | None = None  # None: off; k >= 0: the chosen token's and the k best
+    prompt_logprobs: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", 1e-3, 100.0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {value!r}", param=name)
+        if self.top_p == 0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding use temperature=0", param="top_p")
+        for name, least in (("max_tokens", 0), ("min_tokens", 0), ("n", 1), ("logprobs", 0), ("prompt_logprobs", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidRequest(f"{name} must be at least {least}, not {value}", param=name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > MAX_LOGPROBS:
+                raise InvalidRequest(f"{name} must be at most {MAX_LOGPROBS}", param=name)
+        if any(not s for s in self.stop) or any(not s for s in self.stop_regex):
+            raise InvalidRequest("a stop text must not be empty", param="stop")
+        for bias in (self.logit_bias or {}).values():
+            if not math.isfinite(bias):
+                raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint in canonical form; hashable, so that it is its own cache key.
+
+    `source`: json_schema: the schema as JSON text with its key order kept; json_object: "";
+    regex/ebnf/lark: the text; choice: a JSON list of strings; structural_tag: JSON text.
+    Made by `sglite.grammar.spec`, which checks and canonicalises.
+    """
+
+    kind: GrammarKind
+    source: str
+    whitespace: Whitespace = "compact"
+    on_unsupported: OnUnsupported = "error"
+
+
+class ProgramRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Which program a request belongs to and what the program will do next.
+
+    `wanted_again`: how many of the (prompt + output) tokens a later call of the program reads again
+    (-1: all of them, 0: none); the cache leases them until then. `remaining`: calls on the longest path
+    from here to the program's end. `siblings`: how many calls are admitted together with this one.
+    """
+
+    program_id: str
+    parent: str | None = None  # the request_id whose tokens this one continues
+    arrival: float = 0.0  # time.monotonic() of the program's start, seconds
+    remaining: int = 0
+    siblings: int = 1
+    wanted_again: int = 0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion (or `sampling_params.n` of them) of one prompt.
+
+    `prompt` is text or token ids; ids are taken as they are. `heal`: the prompt's last token may have
+    been cut where the author's text ended: drop it and constrain the next tokens to continue its bytes.
+    `hold`: keep the row and its KV after the end, so that `continue_from` may append to it without a new
+    admission. `grammar_after`: token ids (a reasoning model's end-of-thinking marker) after which the
+    grammar begins; empty: at once. `think_budget`: at most that many tokens before `grammar_after` is
+    forced. `deadline`: time.monotonic() seconds after which the request is aborted.
+    """
+
+    request_id: str
+    prompt: str | tuple[int, ...]
+    sampling_params: SamplingParams = SamplingParams()
+    grammar: GrammarSpec | None = None
+    heal: bool = False
+    close_on_budget: bool = False
+    grammar_after: tuple[int, ...] = ()
+    think_budget: int | None = None
+    jump_forward: bool = True
+    stream: bool = True  # False: one RequestOutput, at the end (detokenised once)
+    program: ProgramRef | None = None
+    hold: bool = False
+    continue_from: str | None = None
+    priority: int = 0  # smaller runs earlier
+    namespace: str = ""  # cache namespace: never shares a page with another one
+    truncate_prompt: bool = False  # keep the last tokens that fit instead of raising PromptTooLong
+    deadline: float | None = None
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of each continuation given the prompt; all continuations share the prompt's KV.
+
+    Continuations may share prefixes with each other: shared tokens are computed once.
+    """
+
+    request_id: str
+    prompt: str | tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...]
+    program: ProgramRef | None = None
+    priority: int = 0
+    namespace: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural-log probabilities at one position. `masked` is after the grammar's mask (None: no grammar)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first, before the mask
+    masked: float | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts. `forced_tokens` (decided by grammar or program) are part of `completion_tokens`."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{f: getattr(self, f) + getattr(other, f) for f in Usage.__struct_fields__})
+
+
+class CoverageItem(msgspec.Struct, frozen=True):
+    """What became of one assertion keyword of a schema."""
+
+    pointer: str  # JSON pointer of the keyword in the schema as given, e.g. "/properties/a/maxLength"
+    keyword: str
+    status: Literal["mask", "rewritten", "redundant", "validated", "annotation", "unsupported"]
+    reason: str = ""
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    items: tuple[CoverageItem, ...] = ()
+    engine: str = ""  # which grammar engine carries it
+    reason: str = ""  # why that one
+
+    @property
+    def exact(self) -> bool:
+        """True when the mask alone enforces every assertion."""
+        return all(i.status in ("mask", "rewritten", "redundant", "annotation") for i in self.items)
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of the tree in errors.py as a plain value."""
+
+    type: str
+    message: str
+    param: str | None = None
+    pointer: str | None = None
+    keyword: str | None = None
+    retry_after: float | None = None
+
+    @staticmethod
+    def of(error: BaseException) -> ErrorInfo:
+        """An error outside the tree keeps its text but becomes a plain SgliteError."""
+        if not isinstance(error, SgliteError):
+            return ErrorInfo(type="SgliteError", message=f"{type(error).__name__}: {error}")
+        return ErrorInfo(
+            type=type(error).__name__,
+            message=error.reason if isinstance(error, UnsupportedSchema) else error.message,
+            param=error.param,
+            pointer=getattr(error, "pointer", None),
+            keyword=getattr(error, "keyword", None),
+            retry_after=getattr(error, "retry_after", None),
+        )
+
+    def to_exception(self) -> SgliteError:
+        cls = error_types().get(self.type, SgliteError)
+        if issubclass(cls, UnsupportedSchema):
+            return cls(self.message, pointer=self.pointer or "", keyword=self.keyword or "")
+        error = cls(self.message, param=self.param)
+        if self.retry_after is not None:
+            error.retry_after = self.retry_after  # type: ignore[attr-defined]
+        return error
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of one completion since the last output with the same (request_id, index).
+
+    Concatenated `text` of a stream is the whole text, never half a character; the same for `token_ids`.
+    The last one has a `finish_reason`. `usage` counts from the start of the request.
+    """
+
+    request_id: str
+    index: int = 0  # which of the n completions
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None  # the stop text or id that ended it
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # first output only; entry 0 is None
+    prompt_token_ids: tuple[int, ...] = ()  # first output only
+    usage: Usage = Usage()
+    coverage: Coverage | None = None  # last output of a constrained request
+    reason: str = ""  # of a schema_violation or an abort
+    error: ErrorInfo | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class ScoreOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """`logprobs[i][j]`: log-probability of token j of continuation i given the prompt and its first j tokens."""
+
+    request_id: str
+    logprobs: tuple[tuple[float, ...], ...] = ()
+    usage: Usage = Usage()
+    error: ErrorInfo | None = None
+
+
+def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
+    """The whole of one completion from the pieces of its stream (same request_id and index, in order)."""
+    first, last = outputs[0], outputs[-1]
+    return msgspec.structs.replace(
+        last,
+        text="".join(o.text for o in outputs),
+        token_ids=tuple(t for o in outputs for t in o.token_ids),
+        logprobs=tuple(p for o in outputs for p in o.logprobs),
+        prompt_logprobs=first.prompt_logprobs,
+        prompt_token_ids=first.prompt_token_ids,
+    )
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs to know of the model behind an engine or a server."""
+
+    name: str
+    architecture: str = ""
+    vocab_size: int = 0
+    max_model_len: int = 0
+    bos_token_id: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    has_chat_template: bool = False
+    extra: dict[str, Any] = {}

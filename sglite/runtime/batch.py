@@ -1,0 +1,151 @@
+"""One step of the engine as plain numbers: what the scheduler decides and the executor carries out.
+
+A step says only how many new tokens each row gets. Chunked prefill, decode, forced tokens, drafts, scoring
+and prompt logprobs are one thing. With N rows in the batch and T = sum(num_new) tokens:
+
+    row r:  positions  0 ........ start[r] ........ start[r] + num_new[r]
+                       | KV in the cache | new tokens of this step |
+                                                 | num_logits[r] last ones need logits |
+
+Within a layer the KV of all new tokens is written before any row attends, so a row's page table may name
+pages that another row of the same batch is filling: siblings share a common part in the very step that computes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglite.grammar.matcher import Bitmask
+
+IntArray = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+DEVICE_TOKEN = -1  # in token_ids: the token that the sampler last wrote for this row, read on the device
+NO_MASK = -1  # in mask_slots: this logits position is unconstrained
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """A row's sampling parameters with every default resolved. Loaded into the device tables once, at admission."""
+
+    temperature: float  # 0.0: greedy
+    top_p: float  # 1.0: off
+    top_k: int  # 0: off
+    min_p: float  # 0.0: off
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float  # 1.0: off
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int  # uint64; the draw for the k-th output token depends on (seed, k) alone
+    logprobs: int  # -1: off; k >= 0: the chosen token's and the k best
+
+    @property
+    def needs_counts(self) -> bool:
+        """Penalties: the executor keeps token counts for this row."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoad:
+    """A row index gets a new tenant with this step: executor tables for the row are reset to this."""
+
+    row: int
+    sampling: RowSampling
+    prompt_ids: IntArray | None  # for repetition penalty: counted once (None: not needed)
+    output_ids: IntArray | None  # of a row that was retracted and comes back: counted once
+
+
+@dataclass(frozen=True, slots=True)
+class PageUpdate:
+    """page_table[row, first : first + len(pages)] = pages, before the step's forward."""
+
+    row: int
+    first: int
+    pages: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    step: int  # grows by one with each batch
+    rows: IntArray  # [N] row index of each row in the batch; no row twice
+    starts: IntArray  # [N] tokens of the row whose KV is in the cache before this step
+    num_new: IntArray  # [N] >= 1
+    token_ids: IntArray  # [T] row after row; DEVICE_TOKEN only as the first new token of a row
+    num_logits: IntArray  # [N] 0 (a prefill chunk that is not the last) .. num_new
+    samples: BoolArray  # [N] draw one token at the last position (needs num_logits >= 1)
+    num_drafts: IntArray  # [N] the last d of the new tokens are drafts to verify (num_logits = d + 1 then)
+    output_index: IntArray  # [N] which output token of the row the draw is: k in (seed, k)
+    mask_slots: IntArray  # [sum(num_logits)] row of the bitmask buffer for each logits position, or NO_MASK
+    logprob_rows: IntArray  # indices into the batch of rows that want logprobs at their logits positions
+    target_ids: dict[int, IntArray] = field(default_factory=dict)
+    # batch index -> [num_logits] token id whose logprob is wanted at each logits position (scoring, prompt logprobs)
+    loads: tuple[RowLoad, ...] = ()
+    page_updates: tuple[PageUpdate, ...] = ()
+    shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    # groups that share pages: (number of leading tokens shared, batch indices); a hint for tree attention
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came back to the host for one batch. Index i is the batch's row i.
+
+    `num_accepted[i]`: tokens decided in this step for a sampling row (1 without drafts; with drafts the accepted
+    ones plus the drawn one; 0 for rows that do not sample). `tokens[i, :num_accepted[i]]`: their ids.
+    `errors`: rows whose sampling failed (NaN logits, empty mask); the others are valid.
+    """
+
+    num_accepted: IntArray  # [N]
+    tokens: IntArray  # [N, max drafts + 1]
+    chosen_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    # batch index -> [positions]: of the drawn token(s), or of target_ids, from the unmasked, untempered distribution
+    masked_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # same, after the mask
+    top_logprobs: dict[int, tuple[IntArray, NDArray[np.float32]]] = field(default_factory=dict)
+    # batch index -> (ids, logprobs), each [positions, k], best first
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class PendingStep(Protocol):
+    """A step that is queued on the device."""
+
+    def wait(self) -> StepResult:
+        """Block for this step's copy to the host only. May be called once or more; same result."""
+        ...
+
+
+class Executor(Protocol):
+    """Carries batches out. Calls come from one thread, in order; forward and sample alternate.
+
+    State it owns: KV tensors [num_pages * page_size slots], page table [max_rows, max pages per row], last token
+    and token counts per row. It never decides anything.
+    """
+
+    num_pages: int
+    page_size: int
+    max_rows: int
+    vocab_size: int
+    mask_rows: int  # rows of one bitmask buffer
+    overlaps: bool  # the device works while the host goes on (False on the CPU)
+
+    def forward(self, batch: Batch) -> None:
+        """Queue loads, page updates, input preparation and the model up to the logits."""
+        ...
+
+    def mask_buffer(self) -> Bitmask:
+        """The host buffer int32[mask_rows, words] for the step whose forward was queued last; free to write
+        until sample()."""
+        ...
+
+    def sample(self, batch: Batch) -> PendingStep:
+        """Queue mask copy (only rows that the batch names), processors, mask, draw, write-back of last tokens
+        on the device, and the copy to the host."""
+        ...
+
+    def close(self) -> None: ...
