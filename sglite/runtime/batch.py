@@ -60,12 +60,24 @@ class RowLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class PageUpdate:
-    """page_table[row, first : first + len(pages)] = pages, before the step's forward."""
+class PageUpdates:
+    """page_table[rows[u], columns[u]] = pages[u] for each u, before the step's forward: one scatter for all rows.
 
-    row: int
-    first: int
-    pages: IntArray
+    A column is position // page_size. No (row, column) twice. A step of 256 decoding rows at page size 1 has 256
+    of them, hence three arrays and not a list of objects.
+    """
+
+    rows: IntArray  # [U] row index (not batch index)
+    columns: IntArray  # [U]
+    pages: IntArray  # [U]
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[0])
+
+
+def _no_updates() -> PageUpdates:
+    empty = np.empty(0, np.int32)
+    return PageUpdates(empty, empty, empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +94,12 @@ class Batch:
     mask_slots: IntArray  # [sum(num_logits)] row of the bitmask buffer for each logits position, or NO_MASK
     logprob_rows: IntArray  # indices into the batch of rows that want logprobs at their logits positions
     target_ids: dict[int, IntArray] = field(default_factory=dict)
-    # batch index -> [num_logits] token id whose logprob is wanted at each logits position (scoring, prompt logprobs)
+    # batch index -> [K] token ids whose logprobs are wanted (scoring, prompt logprobs); such a row does not sample
+    target_positions: dict[int, IntArray] = field(default_factory=dict)
+    # batch index -> [K] which of the row's logits positions (0 .. num_logits - 1) each target id is for, ascending;
+    # absent: target j is for position j. Several ids at one position: the branches of a scored trie
     loads: tuple[RowLoad, ...] = ()
-    page_updates: tuple[PageUpdate, ...] = ()
+    page_updates: PageUpdates = field(default_factory=_no_updates)
     shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = ()
     # groups that share pages: (number of leading tokens shared, batch indices); a hint for tree attention
 
@@ -105,10 +120,12 @@ class StepResult:
     num_accepted: IntArray  # [N]
     tokens: IntArray  # [N, max drafts + 1]
     chosen_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    # batch index -> [positions]: of the drawn token(s), or of target_ids, from the unmasked, untempered distribution
+    # batch index -> [accepted] of the drawn token(s) of a row in logprob_rows, or [K] of target_ids;
+    # from the unmasked, untempered distribution
     masked_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # same, after the mask
     top_logprobs: dict[int, tuple[IntArray, NDArray[np.float32]]] = field(default_factory=dict)
-    # batch index -> (ids, logprobs), each [positions, k], best first
+    # batch index of a row in logprob_rows whose RowSampling.logprobs is k > 0 -> (ids, logprobs), best first:
+    # [accepted, k] of a row that samples, [num_logits, k] of one with target_ids
     errors: dict[int, str] = field(default_factory=dict)
 
 

@@ -1,0 +1,91 @@
+"""Every option of an engine. The CLI, the server and the documentation read the fields and their help from here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from sglite.errors import InvalidRequest
+
+MAX_COMPLETIONS = 128
+POLICIES = ("program", "fcfs")
+
+
+def option(default: Any, help: str, *, choices: tuple[Any, ...] = ()) -> Any:
+    """A field with its documentation; `choices` lists the only values that work (empty: any)."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of one engine. Raises InvalidRequest for values that cannot work."""
+
+    model: str = option("smollm2", "Name of a known model, a local folder, a GGUF file or a hub id.")
+    tokenizer: str | None = option(None, "Where the tokenizer is, if not beside the model.")
+    served_name: str | None = option(None, "The name that the API shows; by default that of the model.")
+    device: str = option("auto", "'cpu', 'cuda', 'cuda:1'; 'auto' takes a GPU where there is one.")
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; 'auto' is float32 on the CPU and the checkpoint's on a GPU. "
+        "'int8' stores weights in 8 bits (CPU).",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+    )
+    load_format: str = option(
+        "auto", "'dummy' makes random weights from config.json alone.", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
+    num_threads: int | None = option(None, "CPU threads; by default what the control group allows.")
+    tensor_parallel: int = option(1, "GPUs that share one model.")
+
+    max_model_len: int | None = option(None, "Longest prompt and output together, in tokens; by default the model's.")
+    page_size: int = option(1, "Tokens in a KV page; the unit in which prefixes are shared.")
+    num_pages: int | None = option(None, "KV pages; by default as many as kv_memory allows.")
+    kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.")
+    memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
+    cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
+
+    max_rows: int = option(256, "Completions that run at the same time.")
+    max_step_tokens: int | None = option(
+        None, "New tokens in one step; longer prompts are computed in pieces. By default 8192 on a GPU, 512 on a CPU."
+    )
+    max_waiting: int | None = option(None, "Waiting completions after which a new request is refused as overloaded.")
+    overlap: bool | None = option(
+        None, "Prepare a step while the device computes the one before; by default where the device can."
+    )
+    policy: str = option("program", "Order of waiting requests.", choices=POLICIES)
+    max_wait_s: float = option(10.0, "A request that has waited this long goes before all policy, in seconds.")
+    gang_wait_s: float = option(0.002, "How long the first of several sibling calls waits for the others, in seconds.")
+    prefix_cache: bool = option(True, "Keep computed prefixes for later requests.")
+    lease_s: float = option(30.0, "How long a program's prefixes are kept for its next call, in seconds.")
+    hold_s: float = option(60.0, "How long a held row waits to be continued, in seconds.")
+    jump_forward: bool = option(True, "Enter text that a grammar forces without a decode step for each token.")
+    max_completions: int = option(MAX_COMPLETIONS, "Largest n of one request.")
+    stop_regex_budget_s: float = option(
+        0.1, "Time that the stop regexes of one completion may take in all, in seconds."
+    )
+    check_invariants: bool = option(False, "Check the page accounting after every step and log what is wrong.")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices = field.metadata["choices"]
+            value = getattr(self, field.name)
+            if choices and value not in choices:
+                raise InvalidRequest(f"{field.name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+        for name in ("page_size", "max_rows", "max_step_tokens", "max_model_len", "num_pages", "tensor_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} must be at least 1, not {value}", param=name)
+        if not 0 < self.memory_fraction <= 1:
+            raise InvalidRequest("memory_fraction must be above 0 and at most 1", param="memory_fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingDefaults:
+    """What a request's `None` means: the model's generation_config, else these neutral values."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
