@@ -1,0 +1,67 @@
+"""Token ids to text, piece by piece, without ever cutting a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from sglite.text.types import TextTokenizer
+
+_MAX_PENDING = 3  # bytes of a UTF-8 character that can be waiting for its last one
+
+
+class Detokenizer:
+    """The incremental twin of `decode`: the pieces of `push` and `flush`, joined, are the text of all the ids.
+
+    A piece holds whole characters only; at most three bytes wait inside. What was given out is never taken back.
+    `context`: the prompt's ids (its last few are enough), for an output that completes a character begun there.
+    One object per completion; `copy` for a completion that branches.
+    """
+
+    __slots__ = ("_decoder", "_skip_special", "_special", "_tokenizer")
+
+    def __init__(
+        self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._special = tokenizer.special_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        if context:
+            tail = b"".join(self._bytes_of(i) for i in context[-_MAX_PENDING - 1 :])
+            self._decoder.decode(_incomplete_end(tail))
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The characters that these ids complete; may be empty."""
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+
+    def flush(self) -> str:
+        """What still waits, as U+FFFD: call once at the end."""
+        return self._decoder.decode(b"", final=True)
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes of a character that is not complete yet."""
+        return self._decoder.getstate()[0]
+
+    def copy(self) -> Detokenizer:
+        """An independent detokenizer at the same position."""
+        twin = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._special:
+            return b"" if self._skip_special else self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return self._tokenizer.token_bytes(token_id)
+
+
+def _incomplete_end(data: bytes) -> bytes:
+    """The bytes at the end that begin a UTF-8 character and do not complete it."""
+    for back in range(1, min(_MAX_PENDING, len(data)) + 1):
+        lead = data[-back]
+        if lead & 0b1100_0000 == 0b1000_0000:  # a continuation byte: its lead is further left
+            continue
+        needs = 4 if lead >= 0xF0 else 3 if lead >= 0xE0 else 2 if lead >= 0xC0 else 1
+        return data[-back:] if needs > back else b""
+    return b""
