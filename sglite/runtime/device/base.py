@@ -1,22 +1,55 @@
 """What a device must offer. One engine code path runs on all of them; the CPU is the reference for the tests.
 
-A device makes buffers, the attention backend, the fused layer operations and the sampler kernels. Every
-operation has a portable torch twin in `cpu.py`; tests compare the two.
+The model runner (executor/) is written once. Per step it calls, in this order:
+
+    device.prepare(batch, tables)           -> ForwardBatch    host numbers become device tensors
+    attention.plan(forward_batch)
+    forward(forward_batch)                  -> logits          forward = device.capture_forward(model.forward)
+    device.prepare_sample(plan, masks)      -> SampleBatch
+    sample(logits, sample_batch)            -> SampleOutput    sample = device.capture_sample(sampler.run)
+    device.to_host(tensors)                 -> HostCopy        waited for at the earliest one step later
+
+`capture_*` may wrap the function in captured graphs: it is pure in the tensors of its arguments, and which code
+runs depends on host numbers in `ForwardBatch.batch` / `SampleBatch.flags` alone. A device that pads to captured
+sizes pads in `prepare` and `prepare_sample` and cuts the results again in the wrapper.
+
+Every operation has a portable torch twin (`cpu.py`, `executor/logits/`); tests compare the two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sglite.runtime.batch import Batch
+from sglite.runtime.batch import Batch, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # usually head_dim ** -0.5
+    dtype: torch.dtype  # of q, k, v and the cache
+    sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 @dataclass(slots=True)
 class KVCache:
-    """Per layer k and v: [num_pages * page_size, num_kv_heads, head_dim]. Slot = page * page_size + offset."""
+    """Per layer k and v: [num_pages * page_size, num_kv_heads, head_dim]. Slot = page * page_size + offset.
+
+    The layout in memory is the device's choice as long as it can be indexed like this.
+    """
 
     k: list[torch.Tensor]
     v: list[torch.Tensor]
@@ -24,8 +57,19 @@ class KVCache:
 
 
 @dataclass(slots=True)
+class RowTables:
+    """What the executor keeps per row. The host copy of the page table is always up to date when `prepare` is called;
+    on the CPU both are the same memory, another device applies `batch.page_updates` to its own in `prepare`."""
+
+    host_page_table: IntArray  # [max_rows, max_pages_per_row]
+    page_table: torch.Tensor  # int32, same shape, on the device
+    last_tokens: torch.Tensor  # int32[max_rows], on the device: what the sampler wrote last for each row
+    page_size: int
+
+
+@dataclass(slots=True)
 class ForwardBatch:
-    """A batch as device tensors, made by the model runner. N rows, T new tokens, L logits positions.
+    """A batch as device tensors. N rows, T new tokens, L logits positions.
 
     On a device with captured graphs these are views of persistent buffers, padded to the captured size.
     """
@@ -39,10 +83,11 @@ class ForwardBatch:
     starts: torch.Tensor  # int32[N]
     num_new: torch.Tensor  # int32[N]
     logits_index: torch.Tensor  # int32[L] which of the T tokens need logits
+    host_page_table: IntArray  # the same table for planning on the host
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over a KVCache. `plan` once per step, `append` and `attend` once per layer."""
+    """Paged attention over a KVCache. `plan` once per step, `attend` once per layer."""
 
     def plan(self, batch: ForwardBatch) -> None: ...
 
@@ -57,9 +102,18 @@ class AttentionBackend(Protocol):
 class LayerOps(Protocol):
     """The operations of a decoder layer that a device may fuse."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor: ...
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """The layout in which `linear` wants weight  # [out, in]. Called once per weight after loading; what comes
+        back is opaque to the model files. Returning the weight itself is fine."""
+        ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x  # [T, in]  @ weight.T + bias -> [T, out], `weight` as `pack` returned it."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Over the last dimension, in float32 inside. Not in place."""
+        ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -68,22 +122,170 @@ class LayerOps(Protocol):
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * I] -> [T, I]: silu(first half) * second half."""
+        """[T, 2 * I] -> [T, I]: silu(first half) * second half. May overwrite gate_up."""
         ...
 
     def rope(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate halves (NeoX style). cos_sin: float32[max_len, head_dim], cos then sin. May write in place."""
+        """Rotate halves (NeoX style) of q  # [T, num_heads, head_dim]  and k  # [T, num_kv_heads, head_dim].
+        cos_sin: float32[max_len, head_dim], cos of the head_dim / 2 angles, then sin. May write in place."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFlags:
+    """Which parts of the sampler a step needs. Small and hashable: the key of a captured graph."""
+
+    masked: bool  # some draw has a bitmask
+    random: bool  # some temperature > 0
+    filtered: bool  # some random draw has top-k, top-p or min-p
+    penalized: bool  # some draw has penalties: `extra_slots` and the count arrays are in use
+    biased: bool  # some draw has a logit bias
+    drafts: bool  # some row has drafts to verify
+
+
+@dataclass(slots=True)
+class SamplePlan:
+    """The draws of a step as host numbers: R sampling rows, S draws (one per row, plus one per draft).
+
+    A row's draws stand side by side. With drafts d1 .. dn of a row, draw j gives the token after j accepted drafts;
+    a draft is accepted while it equals the draw at its place. As a draw is an exact sample of the distribution there,
+    that is rejection sampling for a point-mass draft, and the text is the one that the seed gives without drafts.
+    """
+
+    flags: SampleFlags
+    rows: IntArray  # [R] row index in the executor's tables
+    first_draw: IntArray  # [R] into the S draws
+    num_draws: IntArray  # [R] drafts + 1
+    logits_index: IntArray  # [S] which of the L logits rows
+    draw_rows: IntArray  # [S] row index in the executor's tables
+    draft_ids: IntArray  # [S] the draft that this draw must equal for the row to go on; -1 at a row's last
+    mask_index: IntArray  # [S] row of the bitmask buffer, or -1
+    keys: IntArray  # [S, 2] of the counter-based noise, see executor/logits/noise.py (uint32 bits)
+    temperature: NDArray[np.float32]  # [S] 0: greedy
+    top_p: NDArray[np.float32]  # [S] 1: off
+    min_p: NDArray[np.float32]  # [S] 0: off
+    top_k: IntArray  # [S] vocab_size: off
+    # only where flags.penalized or flags.biased:
+    presence: NDArray[np.float32]  # [S]
+    frequency: NDArray[np.float32]  # [S]
+    repetition: NDArray[np.float32]  # [S] 1: off
+    count_slots: IntArray  # [S] row of the `counts` table, or -1
+    bias_slots: IntArray  # [S] row of the `bias` table, or -1
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """A SamplePlan on the device, field by field (int32 and float32 tensors), and what belongs to it."""
+
+    flags: SampleFlags
+    plan: SamplePlan
+    rows: torch.Tensor
+    first_draw: torch.Tensor
+    num_draws: torch.Tensor
+    logits_index: torch.Tensor
+    draw_rows: torch.Tensor
+    draft_ids: torch.Tensor
+    mask_index: torch.Tensor
+    keys: torch.Tensor
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    repetition: torch.Tensor
+    count_slots: torch.Tensor
+    bias_slots: torch.Tensor
+    masks: torch.Tensor  # int32[mask rows, words]
+    counts: torch.Tensor  # int32[slots, vocab]: output count, plus SEEN_IN_PROMPT where the prompt has the token
+    bias: torch.Tensor  # float32[slots, vocab]
+    last_tokens: torch.Tensor  # int32[max_rows], written by `sample`
+
+
+# in SampleBatch.counts: added once to the count of a token that occurs in the prompt
+SEEN_IN_PROMPT = 1 << 24
+
+# values of SampleOutput.status
+STATUS_OK = 0
+STATUS_NAN = 1  # a logit is NaN, or all are -inf before the mask
+STATUS_EMPTY_MASK = 2  # the mask leaves no token
+
+
+@dataclass(slots=True)
+class SampleOutput:
+    tokens: torch.Tensor  # int32[S] the draws; those behind the accepted ones have no meaning
+    num_accepted: torch.Tensor  # int32[R] 1 + accepted drafts
+    status: torch.Tensor  # int32[S]
+
+
+class SamplerOps(Protocol):
+    """The two ends of the sampler that a device may fuse. Twins: executor/logits/. Logits may be any float type and
+    have a row stride larger than the vocabulary; the last dimension is the vocabulary, already cut to its true size."""
+
+    def draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """All S draws: bias, penalties, mask, temperature, top-k, top-p, min-p, Gumbel-max with the noise of `keys`
+        (ties: the lowest id). logits: [L, vocab]. Returns (tokens int32[S], status int32[S]). May overwrite logits."""
+        ...
+
+    def verify(self, tokens: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
+        """num_accepted int32[R]; writes each row's last accepted token to `batch.last_tokens[batch.rows]` and,
+        where flags.penalized, adds the accepted tokens to `batch.counts`."""
+        ...
+
+
+class HostCopy(Protocol):
+    def wait(self) -> Mapping[str, NDArray[Any]]:
+        """Block until the copy that was queued is there. May be called again; same arrays."""
+        ...
+
+
+ForwardFn = Callable[[ForwardBatch], torch.Tensor]  # -> logits [L, padded vocab]
+SampleFn = Callable[[torch.Tensor, SampleBatch], SampleOutput]
 
 
 class Device(Protocol):
     name: str  # "cpu", "cuda:0"
     torch_device: torch.device
     ops: LayerOps
-    overlaps: bool
+    overlaps: bool  # it works while the host goes on
 
     def free_memory(self) -> int:
         """Bytes that the KV pool may be sized from."""
+        ...
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A zeroed tensor in host memory from which `prepare_sample` can copy without waiting (pinned)."""
+        ...
+
+    def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache: ...
+
+    def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend: ...
+
+    def sampler_ops(self) -> SamplerOps | None:
+        """Fused sampler kernels, or None: the portable ones in executor/logits."""
+        ...
+
+    def prepare(self, batch: Batch, tables: RowTables) -> ForwardBatch: ...
+
+    def prepare_sample(
+        self,
+        plan: SamplePlan,
+        *,
+        host_masks: torch.Tensor,
+        counts: torch.Tensor,
+        bias: torch.Tensor,
+        last_tokens: torch.Tensor,
+    ) -> SampleBatch:
+        """host_masks: the step's mask buffer, from `host_buffer`; only the rows in plan.mask_index need copying.
+        It stays untouched until the next but one step's result is waited for."""
+        ...
+
+    def capture_forward(self, forward: ForwardFn) -> ForwardFn: ...
+
+    def capture_sample(self, sample: SampleFn) -> SampleFn: ...
+
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
+        """Queue copies to the host behind the work queued so far."""
         ...
