@@ -1,0 +1,126 @@
+"""What callers of `Engine.generate` may write, as protocol values.
+
+sampling: dict (ours or SGLang's names) | SamplingParams | None  ->  SamplingParams and, from a dict, a GrammarSpec
+prompt:   text | token ids | a list of either                    ->  a list, and whether it was one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import msgspec
+
+from sglite.errors import InvalidRequest
+from sglite.grammar import spec as grammar_spec
+from sglite.protocol import GrammarSpec, OnUnsupported, SamplingParams, Whitespace
+
+Prompt = str | Sequence[int]
+Sampling = SamplingParams | Mapping[str, Any] | None
+
+DEFAULT_MAX_TOKENS = 128  # where neither a SamplingParams nor a dict says anything, as in SGLang
+
+_ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop",
+    "include_stop_str_in_output": "include_stop",
+    "sampling_seed": "seed",
+}
+_GRAMMARS = ("json_schema", "json_object", "regex", "choices", "ebnf", "lark", "structural_tag")
+_FIELDS = frozenset(SamplingParams.__struct_fields__)
+_TEXT_FIELDS = ("stop", "stop_regex")
+
+
+def sampling_params(given: Sampling) -> tuple[SamplingParams, GrammarSpec | None]:
+    """Raises InvalidRequest for an unknown name or a value of the wrong type."""
+    if isinstance(given, SamplingParams):
+        return given, None
+    values: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS}
+    constraints: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        field = _ALIASES.get(name, name)
+        if field in _GRAMMARS:
+            constraints[field] = value
+        elif field not in _FIELDS:
+            raise InvalidRequest(
+                f"unknown sampling parameter {name!r}; known: {', '.join(sorted(_FIELDS))}", param=name
+            )
+        else:
+            values[field] = _plain(field, value)
+    try:
+        params = msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"sampling parameters: {error}", param="sampling_params") from error
+    return params, grammar(**constraints)
+
+
+def grammar(
+    *,
+    json_schema: Any = None,
+    json_object: bool | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    ebnf: str | None = None,
+    lark: str | None = None,
+    structural_tag: Any = None,
+    whitespace: Whitespace = "compact",
+    on_unsupported: OnUnsupported = "error",
+) -> GrammarSpec | None:
+    """At most one constraint. Raises InvalidRequest for two, GrammarError for one that cannot work."""
+    given = {
+        name: value
+        for name, value in (
+            ("json_schema", json_schema),
+            ("json_object", json_object or None),
+            ("regex", regex),
+            ("choices", choices),
+            ("ebnf", ebnf),
+            ("lark", lark),
+            ("structural_tag", structural_tag),
+        )
+        if value is not None
+    }
+    if len(given) > 1:
+        raise InvalidRequest(f"only one constraint at a time, not {' and '.join(given)}", param=list(given)[1])
+    if json_schema is not None:
+        return grammar_spec.json_schema(json_schema, whitespace=whitespace, on_unsupported=on_unsupported)
+    if json_object:
+        return grammar_spec.json_object(whitespace=whitespace)
+    if regex is not None:
+        return grammar_spec.regex(regex)
+    if choices is not None:
+        return grammar_spec.choice(choices)
+    if ebnf is not None:
+        return grammar_spec.ebnf(ebnf)
+    if lark is not None:
+        return grammar_spec.lark(lark)
+    if structural_tag is not None:
+        return grammar_spec.structural_tag(structural_tag)
+    return None
+
+
+def one_grammar(*found: GrammarSpec | None) -> GrammarSpec | None:
+    """Raises InvalidRequest when a call says its constraint in two places."""
+    specs = [spec for spec in found if spec is not None]
+    if len(specs) > 1:
+        raise InvalidRequest("only one constraint at a time: in the sampling parameters or as an argument")
+    return specs[0] if specs else None
+
+
+def is_single(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+    """Text, or a list of token ids ([] is one empty prompt)."""
+    return isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+
+
+def _plain(field: str, value: Any) -> Any:
+    if field in _TEXT_FIELDS:
+        return (value,) if isinstance(value, str) else tuple(value or ())
+    if field == "stop_token_ids":
+        return tuple(value or ())
+    if field == "logit_bias" and value is not None:
+        try:
+            return {int(token): float(bias) for token, bias in value.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequest("logit_bias maps token ids to numbers", param="logit_bias") from error
+    return value

@@ -1,0 +1,175 @@
+"""The step loop: commands in, one turn of the core, outputs out. The same in a thread and in a process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+
+from sglite.errors import EngineDead, SgliteError
+from sglite.grammar.matcher import CompiledGrammar
+from sglite.protocol import ErrorInfo, GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
+from sglite.runtime.async_engine import messages as m
+from sglite.runtime.engine import EngineCore, GrammarService
+
+log = logging.getLogger("sglite.engine")
+
+# While nothing can run, how often the core still gets a turn: held rows and deadlines run out without a wake-up.
+IDLE_TURN_S = 1.0
+
+
+class Inbox(Protocol):
+    def take(self, timeout: float) -> list[m.Command]:
+        """What has come, in order. Blocks up to `timeout` seconds (0: not at all) while there is nothing; returns
+        early, and maybe with nothing, after wake()."""
+        ...
+
+    def wake(self) -> None:
+        """From any thread."""
+        ...
+
+
+class ThreadInbox:
+    """Commands from threads of the same process."""
+
+    def __init__(self) -> None:
+        self._commands: deque[m.Command] = deque()
+        self._changed = threading.Condition()
+        self._woken = False
+
+    def put(self, commands: list[m.Command]) -> None:
+        with self._changed:
+            self._commands.extend(commands)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self, timeout: float) -> list[m.Command]:
+        if timeout == 0 and not self._commands:
+            return []
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._woken, timeout)
+            self._woken = False
+            taken = list(self._commands)
+            self._commands.clear()
+        return taken
+
+
+class StepLoop:
+    """Runs a core until it is told to stop or the core breaks."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        grammars: GrammarService | None,
+        inbox: Inbox,
+        emit: Callable[[list[m.Event]], None],
+        stats: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`emit` is called from the loop's thread only, at most once a turn."""
+        self._core = core
+        self._grammars = grammars
+        self._inbox = inbox
+        self._emit = emit
+        self._stats = stats
+        self._late: deque[m.Event] = deque()  # replies made by other threads
+        self._stopping = False
+        self.turns = 0
+        self.busy = False
+
+    def run(self) -> None:
+        """Returns after Stop, or after the core broke (then everybody has been told that the engine is dead)."""
+        self._core.set_waker(self._inbox.wake)
+        try:
+            while not self._stopping:
+                self.busy = False
+                commands = self._inbox.take(0 if self._core.has_work else IDLE_TURN_S)
+                self.busy = True
+                self._turn(commands)
+        except Exception as error:
+            log.exception("the engine loop broke")
+            self._emit([m.Died(ErrorInfo.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}")))])
+        finally:
+            self._core.close()
+
+    def _turn(self, commands: list[m.Command]) -> None:
+        events: list[m.Event] = []
+        for command in commands:
+            events += self._carry_out(command)
+        if not self._stopping:
+            outputs = self._core.step()
+            if outputs:
+                events.append(_as_event(outputs))
+        while self._late:
+            events.append(self._late.popleft())
+        self.turns += 1
+        if events:
+            self._emit(events)
+
+    def _carry_out(self, command: m.Command) -> list[m.Event]:
+        match command:
+            case m.Generate(request) | m.Score(request):
+                return self._add(request)
+            case m.Abort(request_id):
+                self._core.abort(request_id)
+            case m.Release(request_id):
+                self._core.release(request_id)
+            case m.WarmPrefix():
+                return self._warm(command)
+            case m.CompileGrammar():
+                self._compile(command)
+            case m.FlushCache(call_id):
+                return [m.Reply(call_id, self._core.flush_cache())]
+            case m.Stats(call_id):
+                return [m.Reply(call_id, self._stats())]
+            case m.Stop():
+                self._stopping = True
+        return []
+
+    def _add(self, request: GenerateRequest | ScoreRequest) -> list[m.Event]:
+        try:
+            self._core.add(request)
+        except SgliteError as error:
+            return [m.Refused(request.request_id, ErrorInfo.of(error))]
+        return []
+
+    def _warm(self, command: m.WarmPrefix) -> list[m.Event]:
+        try:
+            self._core.warm_prefix(
+                command.request_id, command.token_ids, namespace=command.namespace, lease_s=command.lease_s
+            )
+        except SgliteError as error:
+            return [m.Refused(command.request_id, ErrorInfo.of(error))]
+        return []
+
+    def _compile(self, command: m.CompileGrammar) -> None:
+        if self._grammars is None:
+            error = SgliteError("this engine has no grammar compiler")
+            self._late.append(m.Reply(command.call_id, error=ErrorInfo.of(error)))
+            return
+
+        def done(future: Future[CompiledGrammar]) -> None:
+            failure = future.exception()
+            if failure is None:
+                reply = m.Reply(command.call_id, msgspec.to_builtins(future.result().coverage))
+            else:
+                reply = m.Reply(command.call_id, error=ErrorInfo.of(failure))
+            self._late.append(reply)
+            self._inbox.wake()
+
+        self._grammars.compile(command.spec).add_done_callback(done)
+
+
+def _as_event(outputs: list[RequestOutput | ScoreOutput]) -> m.Outputs:
+    generated = tuple(o for o in outputs if isinstance(o, RequestOutput))
+    if len(generated) == len(outputs):
+        return m.Outputs(generated)
+    return m.Outputs(generated, tuple(o for o in outputs if isinstance(o, ScoreOutput)))

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, RequestAborted
+from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, SamplingParams
+from sglite.runtime.async_engine import Engine
+from sglite.runtime.async_engine.arguments import sampling_params
+from tests.fakes.core import ScriptedCore, scripted_engine
+
+
+@pytest.fixture
+def engine() -> object:
+    with scripted_engine() as engine:
+        yield engine
+
+
+def test_one_prompt_gives_one_output_and_a_list_gives_a_list_in_order(engine: Engine) -> None:
+    assert engine.generate("hello").text == "hello"
+    assert [o.text for o in engine.generate(["c", "a", "bb"])] == ["c", "a", "bb"]
+    assert engine.generate([104, 105]).text == "hi"
+    assert [o.text for o in engine.generate([[104], [105]])] == ["h", "i"]
+
+
+def test_n_gives_a_list_for_each_prompt(engine: Engine) -> None:
+    answers = engine.generate(["ab", "c"], {"n": 2})
+    assert [[o.text for o in several] for several in answers] == [["ab", "ab"], ["c", "c"]]
+    assert [o.index for o in answers[0]] == [0, 1]
+
+
+def test_a_stream_joins_to_the_whole_text(engine: Engine) -> None:
+    pieces = list(engine.stream("größe €"))
+    assert "".join(p.text for p in pieces) == "größe €"
+    assert len(pieces) == 7
+    assert pieces[-1].finish_reason is FinishReason.STOP
+    assert all("\ufffd" not in p.text for p in pieces)
+
+
+async def test_async_answers_and_streams(engine: Engine) -> None:
+    outputs = await engine.generate_async(["x", "yy"], {"max_new_tokens": 1})
+    assert [(o.text, o.finish_reason) for o in outputs] == [("x", "stop"), ("y", "length")]
+    assert [p.text async for p in engine.stream_async("abc")] == ["a", "b", "c"]
+
+
+def test_many_threads_and_event_loops_share_one_engine(engine: Engine) -> None:
+    found: dict[int, list[str]] = {}
+
+    def blocking(number: int) -> None:
+        found[number] = [engine.generate(f"t{number}-{i}").text for i in range(5)]
+
+    def looping(number: int) -> None:
+        async def several() -> list[str]:
+            outputs = await asyncio.gather(*(engine.generate_async(f"l{number}-{i}") for i in range(5)))
+            return [o.text for o in outputs]
+
+        found[number] = asyncio.run(several())
+
+    threads = [threading.Thread(target=blocking if i % 2 else looping, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {n: [f"{'t' if n % 2 else 'l'}{n}-{i}" for i in range(5)] for n in range(8)}
+
+
+def test_one_wake_up_a_turn_for_a_whole_event_loop() -> None:
+    core = ScriptedCore(lambda request, index: "x" * 20)
+    with scripted_engine(core=core) as engine:
+
+        async def run() -> int:
+            loop = asyncio.get_running_loop()
+            calls = 0
+            original = loop.call_soon_threadsafe
+
+            def counting(*args: object, **kwargs: object) -> object:
+                nonlocal calls
+                calls += 1
+                return original(*args, **kwargs)  # type: ignore[arg-type]
+
+            loop.call_soon_threadsafe = counting  # type: ignore[method-assign]
+            requests = [
+                GenerateRequest(request_id=f"r{i}", prompt=(65,), sampling_params=SamplingParams(max_tokens=20))
+                for i in range(50)
+            ]
+            await asyncio.gather(*(_read(engine, r) for r in requests))
+            return calls
+
+        calls = asyncio.run(run())
+    assert calls < 120  # 50 requests x 20 tokens = 1,000 outputs, in at least 20 turns
+
+
+async def _read(engine: Engine, request: GenerateRequest) -> str:
+    return "".join([o.text async for o in engine.stream_request(request)])
+
+
+def test_an_error_is_raised_by_the_call_that_caused_it(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.generate("")
+    with pytest.raises(InvalidRequest, match="temperature"):
+        engine.generate("a", {"temperature": float("nan")})
+    with pytest.raises(InvalidRequest, match="unknown sampling parameter 'temprature'"):
+        engine.generate("a", {"temprature": 1})
+    assert engine.generate("still here").text == "still here"
+
+
+def test_a_failed_prompt_of_a_list_can_be_returned(engine: Engine) -> None:
+    good, bad = engine.generate(["a", ""], on_error="return")
+    assert good.text == "a"
+    assert bad.finish_reason == "error"
+    assert bad.error.type == "InvalidRequest"
+    with pytest.raises(InvalidRequest):
+        engine.generate(["a", ""])
+
+
+def test_closing_a_stream_aborts_its_request() -> None:
+    core = ScriptedCore(lambda request, index: "x" * 10_000, step_s=0.001)
+    with scripted_engine(core=core) as engine:
+        stream = engine.stream("go", SamplingParams())
+        next(stream)
+        stream.close()
+        _until(lambda: core.num_running == 0)
+        assert len(core.aborted) == 1
+
+
+async def test_cancelling_a_coroutine_aborts_its_request() -> None:
+    core = ScriptedCore(lambda request, index: "x" * 10_000, step_s=0.001)
+    with scripted_engine(core=core) as engine:
+        task = asyncio.ensure_future(engine.generate_async(["a", "b"], SamplingParams()))
+        while core.num_running < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(_until, lambda: core.num_running == 0)
+
+
+def test_ctrl_c_in_generate_aborts_and_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = ScriptedCore(lambda request, index: "x" * (10_000 if request.prompt[0] == 97 else 1), step_s=0.001)
+    with scripted_engine(core=core) as engine:
+        from sglite.runtime.async_engine.delivery import ThreadSink
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadSink, "get", lambda self, timeout=None: (_ for _ in ()).throw(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate("a", SamplingParams())
+        _until(lambda: core.num_running == 0)
+        assert engine.generate("b").text == "x"
+
+
+async def test_abort_reaches_whoever_waits_and_is_idempotent() -> None:
+    core = ScriptedCore(lambda request, index: "x" * 10_000, step_s=0.001)
+    with scripted_engine(core=core) as engine:
+        request = GenerateRequest(request_id="mine", prompt=(65,))
+        stream = engine.stream_request(request)
+        await anext(stream)
+        for request_id in ("mine", "mine", "unknown"):
+            await engine.abort(request_id)
+        with pytest.raises(RequestAborted):
+            while True:
+                await anext(stream)
+        await engine.abort("mine")
+        assert (await engine.score_request(engine._score_request("p", ["ab"]))).logprobs == ((-97.0, -98.0),)
+
+
+async def test_an_id_in_use_is_refused(engine: Engine) -> None:
+    first = engine.stream_request(GenerateRequest(request_id="same", prompt=(65, 66)))
+    await anext(first)
+    engine._front.router.register("taken", engine._front.mailboxes.sink())
+    with pytest.raises(InvalidRequest, match="in use"):
+        await anext(engine.stream_request(GenerateRequest(request_id="taken", prompt=(65,))))
+    await first.aclose()
+
+
+def test_a_broken_loop_is_reported_to_everybody_at_once() -> None:
+    core = ScriptedCore(lambda request, index: "x" * 10_000, step_s=0.001)
+    engine = scripted_engine(core=core)
+    stream = engine.stream("a", SamplingParams())
+    next(stream)
+    core.fail_next_step = RuntimeError("boom")
+    with pytest.raises(EngineDead, match="boom"):
+        list(stream)
+    started = time.monotonic()
+    with pytest.raises(EngineDead):
+        engine.generate("later")
+    assert time.monotonic() - started < 0.5
+    assert not engine.alive
+    assert core.closed
+    engine.close()
+
+
+def test_a_closed_engine_says_so_and_closing_twice_is_fine() -> None:
+    engine = scripted_engine()
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineDead, match="closed"):
+        engine.generate("a")
+
+
+def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+    engine = scripted_engine()
+    assert engine.generate("a").text == "a"
+    core = engine.core  # type: ignore[attr-defined]
+    del engine
+    gc.collect()
+    _until(lambda: core.closed)
+
+
+def test_an_idle_loop_does_not_spin(engine: Engine) -> None:
+    engine.generate("a")
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.05
+
+
+async def test_the_client_calls_are_answered(engine: Engine) -> None:
+    assert (await engine.compile_grammar(GrammarSpec(kind="regex", source="a"))).engine == "scripted"
+    with pytest.raises(InvalidGrammar):
+        await engine.compile_grammar(GrammarSpec(kind="regex", source="bad"))
+    assert await engine.warm_prefix((1, 2, 3)) == 3
+    assert await engine.flush_cache() is True
+    assert await engine.stats_async() == {"running": 0}
+    await engine.release("unknown")
+
+
+def test_sglangs_names_for_sampling_parameters_work() -> None:
+    params, spec = sampling_params(
+        {"max_new_tokens": 5, "stop": "\n", "top_k": -1, "regex": "a+", "logit_bias": {"7": 1}, "no_stop_trim": True}
+    )
+    assert params == SamplingParams(max_tokens=5, stop=("\n",), top_k=-1, logit_bias={7: 1.0}, include_stop=True)
+    assert spec == GrammarSpec(kind="regex", source="a+")
+    with pytest.raises(InvalidRequest, match="only one constraint"):
+        sampling_params({"regex": "a", "ebnf": 'root ::= "a"'})
+    assert sampling_params(None)[0].max_tokens == 128
+    assert sampling_params(SamplingParams())[0].max_tokens is None
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="unknown option 'modle'"):
+        Engine(modle="x")  # type: ignore[call-arg]
+
+
+def _until(condition: object, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.002)
