@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglite.errors import InvalidGrammar, InvalidRequest, SgliteError
+from sglite.errors import InvalidGrammar, InvalidRequest, ModelNotFound, SgliteError
 from sglite.protocol import (
     Coverage,
     ErrorInfo,
@@ -25,6 +25,7 @@ from sglite.protocol import (
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.async_engine.thread import Built, ThreadBack
+from sglite.runtime.config import EngineConfig
 from tests.fakes.tokenizer import EOS, ByteTokenizer
 
 Script = Callable[[GenerateRequest, int], str | SgliteError]
@@ -225,3 +226,14 @@ def _error(request_id: str, index: int, error: SgliteError) -> RequestOutput:
     return RequestOutput(
         request_id=request_id, index=index, finish_reason=FinishReason.ERROR, error=ErrorInfo.of(error)
     )
+
+
+def build_scripted(config: EngineConfig, progress: Callable[[str], None]) -> Built:
+    """A builder for an engine process. `served_name` chooses: "slow" takes 10 ms a step, "fail" cannot be built."""
+    progress("loading the script")
+    if config.served_name == "fail":
+        raise ModelNotFound("no such model")
+    core = ScriptedCore(step_s=0.01 if config.served_name == "slow" else 0.0)
+    info = ModelInfo(name="scripted", vocab_size=ByteTokenizer.vocab_size, max_model_len=4096)
+    stats = {"running": 0}
+    return Built(core, ScriptedGrammars(), ByteTokenizer(), info, lambda: stats, lambda: None)  # type: ignore[arg-type]

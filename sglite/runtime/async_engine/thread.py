@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglite.protocol import ModelInfo
@@ -26,6 +26,7 @@ class Built:
     model_info: ModelInfo
     stats: Callable[[], dict[str, Any]]
     close: Callable[[], None]  # what is left after core.close(): the grammar compiler's workers
+    facts: dict[str, Any] = field(default_factory=dict)  # plain values for a front elsewhere; "tokenizer_folder"
 
 
 class ThreadBack:

@@ -1,0 +1,129 @@
+"""An engine process: `python -m sglite.runtime.async_engine.child FOLDER BUILDER`, started by `process.py` only.
+
+It ends when it is told to stop, when its loop breaks, or when its stdin ends, which means that its parent is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from sglite.protocol import ErrorInfo
+from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.loop import StepLoop
+from sglite.runtime.async_engine.thread import Built
+from sglite.runtime.config import EngineConfig
+
+HEARTBEAT_S = 1.0
+Build = Callable[[EngineConfig, Callable[[str], None]], Built]
+
+
+class ZmqInbox:
+    """Commands from the parent process."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+
+    def wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:  # the pipe is full of wake-ups already
+            return
+
+    def take(self, timeout: float) -> list[m.Command]:
+        if timeout:
+            woken = dict(self._poller.poll(timeout * 1000))
+            if self._wake_read in woken:
+                os.read(self._wake_read, 4096)
+        commands: list[m.Command] = []
+        while True:
+            try:
+                commands += m.decode_commands(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return commands
+
+
+def main(folder: str, builder: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    config = EngineConfig(**msgspec.json.decode(sys.stdin.buffer.readline()))
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = _connected(context, zmq.PUSH, f"ipc://{folder}/events")
+
+    def emit(events: list[m.Event]) -> None:
+        socket.send(m.encode(events))
+
+    pulse = _Pulse(context, folder)
+    pulse.start()
+    try:
+        built = _builder(builder)(config, lambda text: emit([m.Progress(text)]))
+    except Exception as error:
+        logging.getLogger("sglite.engine").exception("the engine could not start")
+        emit([m.Died(ErrorInfo.of(error))])
+        return 1
+    inbox = ZmqInbox(_connected(context, zmq.PULL, f"ipc://{folder}/commands"))
+    loop = StepLoop(built.core, built.grammars, inbox, emit, built.stats)
+    pulse.loop = loop
+    emit([m.Ready(built.model_info, built.facts)])
+    loop.run()
+    built.close()
+    return 0
+
+
+class _Pulse(threading.Thread):
+    """Says once a second that the process is there, and how far its loop has come."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._socket = _connected(context, zmq.PUSH, f"ipc://{folder}/events")  # sockets belong to one thread each
+        self.loop: StepLoop | None = None
+
+    def run(self) -> None:
+        while True:
+            loop = self.loop
+            beat = m.Heartbeat(loop.turns, loop.busy) if loop else m.Heartbeat(0, False)
+            self._socket.send(m.encode([beat]))
+            time.sleep(HEARTBEAT_S)
+
+
+def _end_with_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(3)  # at once and without cleaning up: nobody is left to answer to
+
+
+def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 1000)  # milliseconds: a last word gets through, a dead parent holds nobody up
+    socket.connect(address)
+    return socket
+
+
+def _builder(name: str) -> Build:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], sys.argv[2])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # daemon threads in native calls must not hold the exit up

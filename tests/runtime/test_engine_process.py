@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, ModelNotFound
+from sglite.protocol import GenerateRequest, GrammarSpec, RequestOutput, SamplingParams
+from sglite.runtime.async_engine import Engine
+from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.front import Front
+from sglite.runtime.async_engine.process import ProcessBack
+from sglite.runtime.config import EngineConfig
+from tests.fakes.tokenizer import ByteTokenizer
+
+BUILDER = "tests.fakes.core:build_scripted"
+
+
+def started(*, served_name: str | None = None, restart: bool = False, front: Front | None = None) -> Engine:
+    front = front or Front()
+    back = ProcessBack(
+        EngineConfig(served_name=served_name),
+        front,
+        restart=restart,
+        builder=BUILDER,
+        load_tokenizer=lambda ready: ByteTokenizer(),
+    )
+    ready = back.start()
+    return Engine.over(front, back, ready.tokenizer, ready.model_info)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with started() as engine:
+        yield engine
+
+
+def process_of(engine: Engine) -> psutil.Process:
+    return psutil.Process(engine._back.pid)  # type: ignore[attr-defined]
+
+
+async def test_requests_errors_and_calls_cross_the_process(engine: Engine) -> None:
+    assert engine.generate("größe").text == "größe"
+    assert [o.text for o in await engine.generate_async(["a", "b"])] == ["a", "b"]
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.generate("")
+    with pytest.raises(InvalidGrammar):
+        await engine.compile_grammar(GrammarSpec(kind="regex", source="bad"))
+    assert await engine.flush_cache() is True
+    assert engine.score("p", ["ab"]).logprobs == ((-97.0, -98.0),)
+
+
+def test_progress_is_shown_and_a_failed_start_raises_its_error() -> None:
+    seen: list[str] = []
+    front = Front()
+    front.on_progress = seen.append
+    with pytest.raises(ModelNotFound, match="no such model"):
+        started(served_name="fail", front=front)
+    assert seen == ["loading the script"]
+
+
+def test_a_killed_engine_is_reported_within_two_seconds() -> None:
+    engine = started(served_name="slow")
+    stream = engine.stream("x" * 1000, SamplingParams())
+    next(stream)
+    process_of(engine).kill()
+    begin = time.monotonic()
+    with pytest.raises(EngineDead, match="SIGKILL"):
+        list(stream)
+    with pytest.raises(EngineDead):
+        engine.generate("later")
+    assert time.monotonic() - begin < 2
+    assert not engine.alive
+    engine.close()
+
+
+def test_an_engine_that_may_restart_answers_again() -> None:
+    with started(restart=True) as engine:
+        first = process_of(engine)
+        first.kill()
+        end = time.monotonic() + 20
+        while True:
+            try:
+                assert engine.generate("again").text == "again"
+                if engine._back.pid != first.pid:  # type: ignore[attr-defined]
+                    break
+            except EngineDead:
+                pass
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def test_closing_ends_the_process_and_removes_its_folder() -> None:
+    engine = started()
+    process, folder = process_of(engine), engine._back._child.folder  # type: ignore[attr-defined]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    engine.close()
+    assert not process.is_running()
+    assert not folder.exists()
+
+
+def test_no_engine_process_outlives_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys, time\n"
+        "from tests.runtime.test_engine_process import started\n"
+        "engine = started()\n"
+        "print(engine._back.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}, cwd=root
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    child.wait(5)
+
+
+def test_frames_hold_only_messages_of_the_protocol() -> None:
+    commands: list[m.Command] = [
+        m.Generate(
+            GenerateRequest(
+                request_id="r", prompt=(1, 2), sampling_params=SamplingParams(logit_bias={3: -1.0}, stop=("x",))
+            )
+        ),
+        m.Abort("r"),
+        m.Stop(),
+    ]
+    assert m.decode_commands(m.encode(commands)) == commands
+    events: list[m.Event] = [m.Outputs((RequestOutput(request_id="r", text="ü", token_ids=(1,), matched_stop=2),))]
+    assert m.decode_events(m.encode(events)) == events
+    with pytest.raises(msgspec.ValidationError):
+        m.decode_commands(b"\x91\x81\xa4type\xa6pickle")
