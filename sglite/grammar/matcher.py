@@ -63,7 +63,7 @@ class CompiledGrammar(Protocol):
     def matcher(self) -> Matcher: ...
 
     def validate(self, text: str) -> str | None:
-        """Why a complete output violates the part of the constraint that the mask does not carry (None: it does not)."""
+        """Why a complete output violates what the mask does not carry of the constraint (None: it does not)."""
         ...
 
 

@@ -1,0 +1,184 @@
+"""Specs to compiled grammars: cached, single-flight, off the step loop.
+
+compile(spec) -> Future    the same spec asked again while it compiles shares the flight
+                           a grammar or a refusal (GrammarError) is kept in an LRU capped in bytes
+                           a time-out or an unforeseen failure is not kept: asking again tries again
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sglite.errors import GrammarError, GrammarTooLarge, SgliteError
+from sglite.grammar.engines import route
+from sglite.grammar.engines.llguidance import LLGuidanceEngine
+from sglite.grammar.fill import BatchFiller
+from sglite.grammar.layers import WithResidual
+from sglite.grammar.matcher import CompiledGrammar, Matcher
+from sglite.grammar.vocab import Vocab
+from sglite.protocol import Coverage, GrammarSpec
+
+if TYPE_CHECKING:
+    from sglite.grammar.engines.xgrammar import XGrammarEngine
+
+_log = logging.getLogger(__name__)
+
+_REFUSAL_BYTES = 2048  # what a refusal counts in the cache, besides its spec's text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerConfig:
+    num_threads: int = 2  # compiles at a time; they release the interpreter lock
+    fill_threads: int = 2
+    cache_bytes: int = 256 << 20
+    cpu_seconds: float = 2.0  # of one compile that was called dear
+    memory_bytes: int = 512 << 20  # of one compile that was called dear
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A compiled grammar with what our front end adds to the engine's."""
+
+    base: CompiledGrammar
+    plan: route.Plan = field(repr=False)
+    vocab: Vocab = field(repr=False)
+
+    @property
+    def spec(self) -> GrammarSpec:
+        return self.base.spec
+
+    @property
+    def coverage(self) -> Coverage:
+        return self.plan.coverage
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes + len(self.spec.source)
+
+    def matcher(self) -> Matcher:
+        matcher = self.base.matcher()
+        if self.plan.residual is None:
+            return matcher
+        return WithResidual(matcher, self.plan.residual.fork(), self.vocab)
+
+    def validate(self, text: str) -> str | None:
+        return self.plan.validate(text)
+
+
+class GrammarCompiler:
+    """Thread-safe. `close` when done; a compile in flight is then waited for (it is bounded)."""
+
+    def __init__(self, vocab: Vocab, config: CompilerConfig = CompilerConfig()) -> None:
+        self.vocab = vocab
+        self.config = config
+        self.filler = BatchFiller(config.fill_threads)
+        self._pool = ThreadPoolExecutor(config.num_threads, thread_name_prefix="sglite-grammar")
+        self._lock = threading.Lock()
+        self._flights: dict[GrammarSpec, Future[CompiledGrammar]] = {}
+        self._done: OrderedDict[GrammarSpec, tuple[CompiledGrammar | GrammarError, int]] = OrderedDict()
+        self._done_bytes = 0
+        self._engine_lock = threading.Lock()
+
+    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+        """A future that gives the grammar or raises GrammarError (refused), GrammarTimeout (ask again), SgliteError."""
+        with self._lock:
+            known = self._done.get(spec)
+            if known is not None:
+                self._done.move_to_end(spec)
+                return _ready(known[0])
+            flight = self._flights.get(spec)
+            if flight is None:
+                flight = self._flights[spec] = Future()
+                self._pool.submit(self._fly, spec, flight)
+            return flight
+
+    def compile_now(self, spec: GrammarSpec) -> CompiledGrammar:
+        """The same, waited for."""
+        return self.compile(spec).result()
+
+    def warm(self) -> Future[None]:
+        """Make the tokenizer tables ahead of the first constraint."""
+        return self._pool.submit(lambda: (self._llguidance, None)[1])
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._done_bytes
+
+    def _fly(self, spec: GrammarSpec, flight: Future[CompiledGrammar]) -> None:
+        result: CompiledGrammar | BaseException
+        try:
+            result = self._compile(spec)
+        except SgliteError as error:
+            result = error
+        except RecursionError as error:
+            result = GrammarTooLarge("the constraint is nested too deeply")
+            result.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - the engines raise types of their own; one bad constraint ends one request
+            _log.exception("compile of a %s constraint failed", spec.kind)
+            result = SgliteError(f"the constraint could not be compiled: {type(error).__name__}: {error}")
+            result.__cause__ = error
+        with self._lock:
+            del self._flights[spec]
+            if not isinstance(result, BaseException) or isinstance(result, GrammarError):
+                self._keep(spec, result)
+        if isinstance(result, BaseException):
+            flight.set_exception(result)
+        else:
+            flight.set_result(result)
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        plan = route.plan(spec)
+        if plan.engine == "llguidance":
+            base: CompiledGrammar = self._llguidance.compile(spec, plan.grammar, plan.coverage)
+        else:
+            base = self._xgrammar.compile(spec, plan.coverage)
+        return Grammar(base, plan, self.vocab)
+
+    def _keep(self, spec: GrammarSpec, result: CompiledGrammar | GrammarError) -> None:
+        size = _REFUSAL_BYTES + len(spec.source) if isinstance(result, GrammarError) else result.nbytes
+        if size > self.config.cache_bytes:
+            return
+        self._done[spec] = (result, size)
+        self._done_bytes += size
+        while self._done_bytes > self.config.cache_bytes:
+            _, (_, freed) = self._done.popitem(last=False)
+            self._done_bytes -= freed
+
+    @cached_property
+    def _llguidance_engine(self) -> LLGuidanceEngine:
+        return LLGuidanceEngine(self.vocab)
+
+    @property
+    def _llguidance(self) -> LLGuidanceEngine:
+        with self._engine_lock:
+            return self._llguidance_engine
+
+    @cached_property
+    def _xgrammar_engine(self) -> XGrammarEngine:
+        # Here and not at the top: xgrammar imports torch, which a process that only checks schemas does without.
+        from sglite.grammar.engines.xgrammar import XGrammarEngine
+
+        return XGrammarEngine(self.vocab)
+
+    @property
+    def _xgrammar(self) -> XGrammarEngine:
+        with self._engine_lock:
+            return self._xgrammar_engine
+
+
+def _ready(result: CompiledGrammar | GrammarError) -> Future[CompiledGrammar]:
+    future: Future[CompiledGrammar] = Future()
+    if isinstance(result, GrammarError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future

@@ -1,0 +1,102 @@
+"""Which engine carries a constraint, and why.
+
+llguidance carries what it is exact for: JSON schema as normalised by our front end, JSON object, regex, choice, Lark.
+xgrammar carries EBNF (its dialect) and structural tags. Neither ever stands in for the other in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import llguidance
+
+from sglite.grammar.schema import prepare
+from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
+from sglite.protocol import Coverage, GrammarSpec
+
+EngineName = Literal["llguidance", "xgrammar"]
+
+_DEFAULT_LIMITS = SchemaLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one spec is to be enforced; nothing has been compiled yet."""
+
+    engine: EngineName
+    grammar: str = field(repr=False)  # llguidance: its serialised grammar; xgrammar: EBNF or structural tag text
+    coverage: Coverage
+    validate: Callable[[str], str | None] = field(repr=False)
+    residual: ResidualTracker | None = None
+
+
+def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
+    """Raises the GrammarError that refuses the spec, if one does."""
+    if spec.kind == "json_schema":
+        prepared = prepare(spec.source, on_unsupported=spec.on_unsupported, whitespace=spec.whitespace, limits=limits)
+        coverage = Coverage(
+            items=prepared.coverage.items,
+            engine="llguidance",
+            reason=prepared.coverage.reason or "exact for the normalised schema; masks stay below a few milliseconds",
+        )
+        return Plan(
+            engine="llguidance",
+            grammar=llguidance.LLMatcher.grammar_from_lark(prepared.lark),
+            coverage=coverage,
+            validate=prepared.validate,
+            residual=prepared.residual,
+        )
+    grammar, engine, reason = _SIMPLE[spec.kind](spec)
+    return Plan(engine=engine, grammar=grammar, coverage=Coverage(engine=engine, reason=reason), validate=_nothing_left)
+
+
+def _nothing_left(text: str) -> str | None:
+    return None
+
+
+def _json_object(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    separators = (",", ":") if spec.whitespace == "compact" else (", ?", ": ?")
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(
+        {"type": "object"},
+        overrides={"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]},
+    )
+    return grammar, "llguidance", "any JSON object, white space bounded"
+
+
+def _regex(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    return llguidance.LLMatcher.grammar_from_regex(spec.source), "llguidance", "derivatives, no automaton built ahead"
+
+
+def _choice(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    """As an alternation of literals: 60 times faster masks than Lark alternatives at 10,000 choices."""
+    pattern = "|".join("".join(map(_literal, text)) for text in json.loads(spec.source))
+    return llguidance.LLMatcher.grammar_from_regex(pattern), "llguidance", "finite: an alternation of literals"
+
+
+def _literal(char: str) -> str:
+    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"
+
+
+def _lark(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    return llguidance.LLMatcher.grammar_from_lark(spec.source), "llguidance", "its dialect of Lark"
+
+
+def _ebnf(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    return spec.source, "xgrammar", "its dialect of EBNF"
+
+
+def _structural_tag(spec: GrammarSpec) -> tuple[str, EngineName, str]:
+    return spec.source, "xgrammar", "its structural tags"
+
+
+_SIMPLE: dict[str, Callable[[GrammarSpec], tuple[str, EngineName, str]]] = {
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "lark": _lark,
+    "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
+}

@@ -1,0 +1,141 @@
+"""A model's vocabulary as the grammar engines see it: the bytes each token adds, and which tokens are never text."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sglite.errors import InvalidRequest
+from sglite.grammar import bitmask
+from sglite.grammar.matcher import Bitmask
+from sglite.text.types import TextTokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Vocab:
+    """Immutable; the derived tables are made at first use and are safe to share between threads."""
+
+    tokens: tuple[bytes, ...]  # by id; b"": no text (special, unused, padded tail). len: the model's vocab size
+    names: tuple[bytes, ...]  # by id: a special token's spelling, e.g. b"<|im_end|>"; b"" for the others
+    stop_ids: tuple[int, ...]  # legal only where a value is complete; at least one
+    encode: Callable[[str], list[int]]  # canonical token ids of a text, no special token parsed or added
+
+    def __post_init__(self) -> None:
+        if not self.stop_ids:
+            raise InvalidRequest("a constraint needs a model with at least one stop token id", param="stop_token_ids")
+        bad = [i for i in self.stop_ids if not 0 <= i < len(self.tokens)]
+        if bad:
+            raise InvalidRequest(f"stop token ids {bad} are outside the vocabulary", param="stop_token_ids")
+
+    @staticmethod
+    def of(
+        tokenizer: TextTokenizer, *, vocab_size: int | None = None, stop_token_ids: Sequence[int] | None = None
+    ) -> Vocab:
+        """`vocab_size`: the model's, with its padded tail (default: the tokenizer's)."""
+        size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        known = min(size, tokenizer.vocab_size)
+        stop_ids = tuple(dict.fromkeys(tokenizer.stop_token_ids if stop_token_ids is None else stop_token_ids))
+        never_text = tokenizer.special_ids.union(stop_ids)
+        tokens = [b"" if i in never_text else tokenizer.token_bytes(i) for i in range(known)]
+        names = [b""] * size
+        for i in never_text:
+            if i < size:
+                names[i] = tokenizer.decode([i], skip_special_tokens=False).encode()
+        return Vocab(
+            tokens=(*tokens, *([b""] * (size - known))),
+            names=tuple(names),
+            stop_ids=stop_ids,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
+        )
+
+    @staticmethod
+    def of_bytes() -> Vocab:
+        """One token a byte, and one stop token: what a constraint accepts does not depend on the vocabulary."""
+        return Vocab(
+            tokens=(*(bytes([i]) for i in range(256)), b""),
+            names=(*([b""] * 256), b"<|end|>"),
+            stop_ids=(256,),
+            encode=lambda text: list(text.encode()),
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def stop_mask(self) -> Bitmask:
+        """int32[words] with the stop ids set; not to be written."""
+        return bitmask.of(self.stop_ids, self.size)
+
+    @cached_property
+    def text_mask(self) -> Bitmask:
+        """int32[words] with every token that is text set; not to be written."""
+        return bitmask.of((i for i, t in enumerate(self.tokens) if t), self.size)
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], np.ndarray]:
+        """Text tokens in byte order, and their ids."""
+        order = sorted((t, i) for i, t in enumerate(self.tokens) if t)
+        return [t for t, _ in order], np.array([i for _, i in order], dtype=np.int64)
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
+        table: dict[bytes, tuple[int, ...]] = {}
+        for token_id, text in enumerate(self.tokens):
+            if text:
+                table[text] = (*table.get(text, ()), token_id)
+        return table
+
+    def with_bytes(self, text: bytes) -> tuple[int, ...]:
+        """The ids whose bytes are exactly `text`."""
+        return self._by_bytes.get(text, ())
+
+    def extending(self, prefix: bytes) -> np.ndarray:
+        """int64[n]: ids of the tokens whose bytes start with `prefix` (equal ones included), in byte order."""
+        texts, token_ids = self._sorted
+        return token_ids[bisect_left(texts, prefix) : self._end_of(texts, prefix)]
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.tokens))
+
+    def reaches_over(self, text: bytes) -> bool:
+        """Whether some token starts with `text` and goes on."""
+        texts, _ = self._sorted
+        start = bisect_right(texts, text)
+        return start < len(texts) and texts[start].startswith(text)
+
+    def inside(self, text: bytes) -> list[int]:
+        """Ids of the tokens whose bytes are a proper, non-empty prefix of `text`."""
+        return [i for end in range(1, len(text)) for i in self.with_bytes(text[:end])]
+
+    @cached_property
+    def _byte_masks(self) -> dict[int, Bitmask]:
+        found: dict[int, list[int]] = {}
+        for token_id, text in enumerate(self.tokens):
+            for byte in set(text):
+                found.setdefault(byte, []).append(token_id)
+        return {byte: bitmask.of(token_ids, self.size) for byte, token_ids in found.items()}
+
+    def holding(self, some_of: bytes) -> Bitmask:
+        """int32[words]: the tokens that hold at least one of the bytes; b"" means every text token."""
+        if not some_of:
+            return self.text_mask
+        masks = [self._byte_masks[b] for b in set(some_of) if b in self._byte_masks]
+        return np.bitwise_or.reduce(masks) if masks else bitmask.empty(self.size)
+
+    def bytes_of(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[i] for i in token_ids)
+
+    @staticmethod
+    def _end_of(texts: list[bytes], prefix: bytes) -> int:
+        """The first index whose text is past everything that starts with `prefix`."""
+        bumped = prefix.rstrip(b"\xff")
+        if not bumped:
+            return len(texts)
+        return bisect_left(texts, bumped[:-1] + bytes([bumped[-1] + 1]))
