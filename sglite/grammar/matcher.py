@@ -56,9 +56,16 @@ class Matcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    spec: GrammarSpec
-    coverage: Coverage
-    nbytes: int  # what it counts in the compiler's byte-capped cache
+    @property
+    def spec(self) -> GrammarSpec: ...
+
+    @property
+    def coverage(self) -> Coverage: ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it counts in the compiler's byte-capped cache."""
+        ...
 
     def matcher(self) -> Matcher: ...
 
