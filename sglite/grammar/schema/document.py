@@ -1,0 +1,236 @@
+"""A schema document: its draft, its nodes by number, and where each reference leads.
+
+A node is one subschema (a dict or a boolean) at one place. Nothing is ever fetched: a reference leads into
+the document, to a meta-schema that ships with `jsonschema_specifications`, or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from jsonschema_specifications import REGISTRY
+
+from sglite.errors import InvalidGrammar, UnsupportedSchema
+from sglite.grammar.schema.values import Json, parse_json
+
+Pointer = tuple[str | int, ...]
+
+
+class Draft(IntEnum):
+    """Ordered, so that "since draft 6" is a comparison. UNSAID: no $schema; 2020-12 with the older forms understood."""
+
+    D4 = 4
+    D6 = 6
+    D7 = 7
+    D2019 = 2019
+    D2020 = 2020
+    UNSAID = 9999
+
+    @property
+    def ref_hides_siblings(self) -> bool:
+        return self <= Draft.D7
+
+
+_DRAFTS = {
+    "draft-03": Draft.D4,
+    "draft-04": Draft.D4,
+    "draft-05": Draft.D4,
+    "draft-06": Draft.D6,
+    "draft-07": Draft.D7,
+    "2019-09": Draft.D2019,
+    "2020-12": Draft.D2020,
+}
+_DRAFT_URI = re.compile(r"^https?://json-schema\.org/(?:draft/)?(draft-0[3-7]|2019-09|2020-12)/(?:hyper-)?schema#?$")
+
+# Keywords whose value is no schema: nothing below them is a resource, an anchor or a node.
+_OPAQUE = frozenset({"enum", "const", "default", "examples", "example", "required", "description", "title"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: int
+    value: dict[str, Json] | bool
+    pointer: str  # as reported, e.g. "/properties/a"; a meta-schema's begins with its URI
+    base: str  # the URI that references inside are relative to
+    draft: Draft
+
+
+@dataclass
+class Resource:
+    root: Json
+    pointer: str
+    outer: str  # the base URI around the root, before its own $id
+    anchors: dict[str, tuple[Json, str, str]] = field(default_factory=dict)  # name -> (value, pointer, outer base)
+
+
+class Document:
+    """`node(0)` is the root. Nodes are made on first use; equal places give the same node."""
+
+    def __init__(self, root: Json) -> None:
+        if not isinstance(root, dict | bool):
+            raise InvalidGrammar("a schema is a JSON object or a boolean")
+        self.draft = declared_draft(root)
+        self._nodes: list[Node] = []
+        self._by_place: dict[int, int] = {}
+        self._pinned: list[Any] = []  # synthetic values: keeps id() of what _by_place knows alive
+        self._booleans: dict[tuple[str, bool], int] = {}
+        self._resources: dict[str, Resource] = {}
+        self._targets: dict[int, int] = {}
+        base = own_uri(root, "", self.draft) if isinstance(root, dict) else ""
+        self._root = Resource(root, "", "")
+        self._resources[""] = self._resources[base] = self._root
+        self._index(self._root, base, self.draft)
+        self.root = self._intern(root, "", "", self.draft)
+
+    def node(self, node_id: int) -> Node:
+        return self._nodes[node_id]
+
+    def child(self, parent: Node, *path: str | int) -> int:
+        """The node at `path` below `parent`. Raises InvalidGrammar where no schema is there."""
+        value: Json = parent.value
+        for step in path:
+            value = value[step]
+        return self._intern(
+            value, parent.pointer + "".join("/" + escape(step) for step in path), parent.base, parent.draft
+        )
+
+    def synthetic(self, value: Json, near: Node) -> int:
+        """A node that does not stand in the document but acts for the keyword at `near`."""
+        if isinstance(value, dict):
+            self._pinned.append(value)
+        return self._intern(value, near.pointer, near.base, Draft.UNSAID)
+
+    def target(self, node: Node, keyword: str) -> int:
+        """The node that `node[keyword]` ($ref, $dynamicRef, $recursiveRef) refers to."""
+        if keyword == "$recursiveRef":
+            return self.root
+        if node.id not in self._targets:
+            self._targets[node.id] = self._resolve(node, keyword)
+        return self._targets[node.id]
+
+    def _intern(self, value: Json, pointer: str, base: str, draft: Draft) -> int:
+        if isinstance(value, bool):
+            key = (pointer, value)
+            if key not in self._booleans:
+                self._booleans[key] = self._add(value, pointer, base, draft)
+            return self._booleans[key]
+        if not isinstance(value, dict):
+            raise InvalidGrammar(f"at {pointer or '/'} there must be a schema (an object or a boolean)")
+        found = self._by_place.get(id(value))
+        if found is None:
+            found = self._by_place[id(value)] = self._add(value, pointer, own_uri(value, base, draft), draft)
+        return found
+
+    def _add(self, value: dict[str, Json] | bool, pointer: str, base: str, draft: Draft) -> int:
+        self._nodes.append(Node(len(self._nodes), value, pointer, base, draft))
+        return len(self._nodes) - 1
+
+    def _index(self, resource: Resource, base: str, draft: Draft) -> None:
+        """Note every $id and $anchor below the resource's root, whose own base is `base`."""
+        stack: list[tuple[Json, str, str, Resource]] = [(resource.root, resource.pointer, resource.outer, resource)]
+        while stack:
+            value, pointer, outer, within = stack.pop()
+            if isinstance(value, list):
+                stack.extend((item, f"{pointer}/{i}", outer, within) for i, item in enumerate(value))
+                continue
+            if not isinstance(value, dict):
+                continue
+            inner = base if value is resource.root else own_uri(value, outer, draft)
+            if inner != outer and value is not resource.root:
+                within = Resource(value, pointer, outer)
+                self._resources.setdefault(inner, within)
+            for name in anchor_names(value, draft):
+                within.anchors.setdefault(name, (value, pointer, outer))
+            for key, item in value.items():
+                if isinstance(item, dict | list) and key not in _OPAQUE:
+                    stack.append((item, f"{pointer}/{escape(key)}", inner, within))
+
+    def _resolve(self, node: Node, keyword: str) -> int:
+        assert isinstance(node.value, dict)
+        reference = node.value[keyword]
+        if not isinstance(reference, str):
+            raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a string")
+        uri, fragment = urldefrag(join(node.base, reference))
+        fragment = unquote(fragment)
+        resources = [r for r in (self._resource(uri), self._root if reference.startswith("#") else None) if r]
+        for resource in resources:
+            found = self._locate(resource, fragment)
+            if found is not None:
+                return found
+        where = "leads outside the document, and nothing is fetched" if not resources else "leads nowhere"
+        raise UnsupportedSchema(f"{reference!r} {where}", pointer=f"{node.pointer}/{keyword}", keyword=keyword)
+
+    def _resource(self, uri: str) -> Resource | None:
+        if uri in self._resources:
+            return self._resources[uri]
+        if uri not in REGISTRY and uri + "#" not in REGISTRY:
+            return None
+        contents = REGISTRY[uri if uri in REGISTRY else uri + "#"].contents
+        root = parse_json(json.dumps(contents))
+        resource = self._resources[uri] = Resource(root, uri, "")
+        self._pinned.append(root)
+        self._index(resource, uri, declared_draft(root))
+        return resource
+
+    def _locate(self, resource: Resource, fragment: str) -> int | None:
+        draft = self.draft if resource is self._root else declared_draft(resource.root, self.draft)
+        if fragment and not fragment.startswith("/"):
+            if fragment not in resource.anchors:
+                return None
+            value, pointer, outer = resource.anchors[fragment]
+            return self._intern(value, pointer, outer, draft)
+        value, base = resource.root, resource.outer
+        steps = [step.replace("~1", "/").replace("~0", "~") for step in fragment.split("/")[1:]]
+        for step in steps:
+            if isinstance(value, dict) and step in value:
+                base = own_uri(value, base, draft)
+                value = value[step]
+            elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+                value = value[int(step)]
+            else:
+                return None
+        return self._intern(value, resource.pointer + "".join("/" + escape(step) for step in steps), base, draft)
+
+
+def declared_draft(root: Json, default: Draft = Draft.UNSAID) -> Draft:
+    """The draft that `$schema` names. An unknown dialect is read as the default."""
+    said = root.get("$schema") if isinstance(root, dict) else None
+    found = _DRAFT_URI.match(said.strip()) if isinstance(said, str) else None
+    return _DRAFTS[found.group(1)] if found else default
+
+
+def own_uri(value: dict[str, Json], base: str, draft: Draft) -> str:
+    """The base URI within a schema: its own $id (id before draft 6) or the surrounding one."""
+    if draft.ref_hides_siblings and "$ref" in value:
+        return base
+    said = value.get("id" if draft == Draft.D4 else "$id")
+    if not isinstance(said, str) or said.startswith("#"):
+        return base
+    return urldefrag(join(base, said))[0]
+
+
+def anchor_names(value: dict[str, Json], draft: Draft) -> list[str]:
+    names = [value[k] for k in ("$anchor", "$dynamicAnchor") if isinstance(value.get(k), str)]
+    said = value.get("id" if draft == Draft.D4 else "$id")
+    if isinstance(said, str) and said.startswith("#") and len(said) > 1:
+        names.append(said[1:])
+    return names
+
+
+def join(base: str, reference: str) -> str:
+    """urljoin that also keeps a fragment below a base such as "urn:x" which has no path to join with."""
+    if reference.startswith("#"):
+        return urldefrag(base)[0] + reference
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
+def escape(step: str | int) -> str:
+    return str(step).replace("~", "~0").replace("/", "~1")

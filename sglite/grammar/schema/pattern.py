@@ -1,0 +1,436 @@
+"""The regular expressions of JSON schema (ECMA-262, without back references) as a syntax tree.
+
+Steps: `parse` reads the text, `split_anchors` turns ^ and $ into flags of whole alternatives, `lengths`
+bounds how many characters can match.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+MAX_CODE_POINT = 0x10FFFF
+MAX_ALTERNATIVES = 64
+MAX_REPEAT = 100_000
+
+
+class PatternError(ValueError):
+    """The pattern cannot be parsed, or uses what no regular language holds. The text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character out of `ranges` (inclusive code points) or Unicode `properties` (name, negated); or none of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+    properties: tuple[tuple[str, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    parts: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    options: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    body: Pattern
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    kind: str  # "^" or "$"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look-around: `body` must (not) match ahead of or behind this point."""
+
+    body: Pattern
+    ahead: bool
+    negated: bool
+
+
+Pattern = Chars | Cat | Alt | Repeat | Anchor | Look
+EMPTY = Cat(())
+
+_DIGIT = ((0x30, 0x39),)
+_WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_SPACE = (
+    (0x09, 0x0D),
+    (0x20, 0x20),
+    (0xA0, 0xA0),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
+    (0xFEFF, 0xFEFF),
+)
+_NEWLINES = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+ANY_CHAR = Chars((), negated=True)
+_CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
+_QUANTIFIER = re.compile(r"\{(\d+)(,(\d*))?\}")
+
+
+def parse(text: str) -> Pattern:
+    """Raises PatternError."""
+    parser = _Parser(text)
+    tree = parser.alternation()
+    if parser.at < len(text):
+        raise PatternError(f"unmatched {text[parser.at]!r}")
+    return tree
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.fold = False  # (?i)
+
+    def peek(self, width: int = 1) -> str:
+        return self.text[self.at : self.at + width]
+
+    def take(self, literal: str) -> bool:
+        if self.text.startswith(literal, self.at):
+            self.at += len(literal)
+            return True
+        return False
+
+    def alternation(self) -> Pattern:
+        self.depth += 1
+        if self.depth > 60:
+            raise PatternError("groups are nested too deep")
+        options = [self.sequence()]
+        while self.take("|"):
+            options.append(self.sequence())
+        self.depth -= 1
+        return options[0] if len(options) == 1 else Alt(tuple(options))
+
+    def sequence(self) -> Pattern:
+        parts: list[Pattern] = []
+        while self.at < len(self.text) and self.peek() not in "|)":
+            part = self.quantified(self.atom())
+            parts.extend(part.parts if isinstance(part, Cat) else [part])
+        return parts[0] if len(parts) == 1 else Cat(tuple(parts))
+
+    def quantified(self, atom: Pattern) -> Pattern:
+        least, most = 1, 1
+        counted = _QUANTIFIER.match(self.text, self.at)
+        if self.take("*"):
+            least, most = 0, None
+        elif self.take("+"):
+            least, most = 1, None
+        elif self.take("?"):
+            least, most = 0, 1
+        elif counted:
+            self.at = counted.end()
+            least = int(counted[1])
+            most = least if counted[2] is None else int(counted[3]) if counted[3] else None
+        else:
+            return atom
+        if max(least, most or 0) > MAX_REPEAT:
+            raise PatternError(f"a count is above {MAX_REPEAT}")
+        if most is not None and most < least:
+            raise PatternError("the counts of {} are out of order")
+        self.take("?")  # lazy or greedy: the same language
+        if self.peek() and self.peek() in "*+" or _QUANTIFIER.match(self.text, self.at):
+            raise PatternError("nothing to repeat")
+        if isinstance(atom, Anchor | Look):
+            return atom if least else EMPTY
+        return Repeat(atom, least, most)
+
+    def atom(self) -> Pattern:
+        char = self.peek()
+        self.at += 1
+        match char:
+            case "^" | "$":
+                return Anchor(char)
+            case ".":
+                return Chars(_NEWLINES, negated=True)
+            case "[":
+                return self.char_class()
+            case "(":
+                return self.group()
+            case "\\":
+                return self.escape()
+            case "*" | "+" | "?":
+                raise PatternError(f"nothing to repeat before {char!r}")
+        return self.literal(ord(char))
+
+    def literal(self, code: int) -> Chars:
+        return _folded(((code, code),)) if self.fold else Chars(((code, code),))
+
+    def group(self) -> Pattern:
+        if self.take("?:"):
+            return self.close(self.alternation())
+        for opening, ahead, negated in (
+            ("?=", True, False),
+            ("?!", True, True),
+            ("?<=", False, False),
+            ("?<!", False, True),
+        ):
+            if self.take(opening):
+                return Look(self.close(self.alternation()), ahead, negated)
+        if self.take("?i)"):
+            self.fold = True
+            return EMPTY
+        if self.take("?i:"):
+            before, self.fold = self.fold, True
+            inside = self.close(self.alternation())
+            self.fold = before
+            return inside
+        named = re.compile(r"\?P?<[A-Za-z_$][\w$]*>").match(self.text, self.at)
+        if named:
+            self.at = named.end()
+        elif self.peek() == "?":
+            raise PatternError(f"unknown group ({self.peek(3)}")
+        return self.close(self.alternation())
+
+    def close(self, inside: Pattern) -> Pattern:
+        if not self.take(")"):
+            raise PatternError("a group is not closed")
+        return inside
+
+    def escape(self) -> Pattern:
+        char = self.peek()
+        if char in ("b", "B"):
+            self.at += 1
+            word = Chars(_WORD)
+            after_word = Cat((Look(word, False, False), Look(word, True, char == "b")))
+            after_other = Cat((Look(word, False, True), Look(word, True, char == "B")))
+            return Alt((after_word, after_other))
+        if char and char in "AzZ":
+            self.at += 1
+            return Anchor("^" if char == "A" else "$")
+        if char and (char in "123456789" or (char == "k" and self.peek(2) == "k<")):
+            raise PatternError("back references are not regular")
+        found = self.class_escape()
+        if isinstance(found, int):
+            return self.literal(found)
+        return found
+
+    def class_escape(self) -> Chars | int:
+        """What follows a backslash, inside or outside of brackets: a set or one code point."""
+        if self.at >= len(self.text):
+            raise PatternError("a backslash at the end")
+        char = self.peek()
+        self.at += 1
+        match char:
+            case "d" | "D":
+                return Chars(_DIGIT, negated=char == "D")
+            case "w" | "W":
+                return Chars(_WORD, negated=char == "W")
+            case "s" | "S":
+                return Chars(_SPACE, negated=char == "S")
+            case "p" | "P":
+                return self.property(negated=char == "P")
+            case "x" | "u":
+                return self.hexadecimal(char)
+            case "c" if self.peek().isalpha():
+                self.at += 1
+                return ord(self.text[self.at - 1]) % 32
+        return _CONTROL.get(char, ord(char))
+
+    def hexadecimal(self, kind: str) -> int:
+        braced = re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.text, self.at)
+        plain = re.compile(r"[0-9a-fA-F]{%d}" % (2 if kind == "x" else 4)).match(self.text, self.at)
+        if braced:
+            self.at = braced.end()
+            return int(braced[1], 16)
+        if not plain:
+            return ord(kind)
+        self.at = plain.end()
+        code = int(plain[0], 16)
+        pair = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.at)
+        if 0xD800 <= code < 0xDC00 and pair:
+            self.at = pair.end()
+            return 0x10000 + ((code - 0xD800) << 10) + int(pair[1], 16) - 0xDC00
+        return code
+
+    def property(self, *, negated: bool) -> Chars:
+        name = re.compile(r"\{([\w=]+)\}").match(self.text, self.at)
+        if not name:
+            raise PatternError("\\p needs a property in braces")
+        self.at = name.end()
+        wanted = name[1].split("=")[-1]
+        if "=" in name[1] and not name[1].startswith(("gc=", "General_Category=", "Script=", "sc=")):
+            raise PatternError(f"unknown Unicode property {name[1]!r}")
+        return Chars((), properties=((wanted, negated),))
+
+    def char_class(self) -> Chars:
+        negated = self.take("^")
+        ranges: list[tuple[int, int]] = []
+        properties: list[tuple[str, bool]] = []
+        while not self.take("]"):
+            first = self.class_member()
+            if self.peek() == "-" and self.peek(2) != "-]" and len(self.peek(2)) == 2:
+                self.at += 1
+                last = self.class_member()
+                if isinstance(first, int) and isinstance(last, int):
+                    if last < first:
+                        raise PatternError("a range in brackets is out of order")
+                    ranges.append((first, last))
+                    continue
+                ranges.append((0x2D, 0x2D))
+                _extend(ranges, properties, last)
+            _extend(ranges, properties, first)
+        found = Chars(tuple(ranges), negated, tuple(properties))
+        return _folded(found.ranges, negated, found.properties) if self.fold else found
+
+    def class_member(self) -> Chars | int:
+        if self.at >= len(self.text):
+            raise PatternError("a bracket is not closed")
+        char = self.peek()
+        self.at += 1
+        if char != "\\":
+            return ord(char)
+        if self.take("b"):
+            return 0x08
+        return self.class_escape()
+
+
+def _extend(ranges: list[tuple[int, int]], properties: list[tuple[str, bool]], member: Chars | int) -> None:
+    if isinstance(member, int):
+        ranges.append((member, member))
+        return
+    ranges.extend(complement(member.ranges) if member.negated else member.ranges)
+    properties.extend(member.properties)
+
+
+def complement(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """The code points in none of `ranges`."""
+    outside, start = [], 0
+    for low, high in sorted(ranges):
+        if low > start:
+            outside.append((start, low - 1))
+        start = max(start, high + 1)
+    if start <= MAX_CODE_POINT:
+        outside.append((start, MAX_CODE_POINT))
+    return outside
+
+
+def _folded(
+    ranges: tuple[tuple[int, int], ...], negated: bool = False, properties: tuple[tuple[str, bool], ...] = ()
+) -> Chars:
+    more = list(ranges)
+    for low, high in ranges:
+        for first, last, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
+            if max(low, first) <= min(high, last):
+                more.append((max(low, first) + shift, min(high, last) + shift))
+    return Chars(tuple(more), negated, properties)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to match: `body` holds no anchor; it begins (ends) where the text does if `at_start` (`at_end`)."""
+
+    body: Pattern
+    at_start: bool
+    at_end: bool
+
+
+def split_anchors(tree: Pattern) -> list[Alternative]:
+    """The pattern as a union of alternatives without anchors inside. Raises PatternError where that is not possible."""
+    if isinstance(tree, Anchor):
+        return [Alternative(EMPTY, tree.kind == "^", tree.kind == "$")]
+    if not _has_anchor(tree):
+        return [Alternative(tree, False, False)]
+    if isinstance(tree, Alt):
+        found = [alternative for option in tree.options for alternative in split_anchors(option)]
+    elif isinstance(tree, Cat):
+        pieces = [split_anchors(part) for part in tree.parts]
+        total = 1
+        for piece in pieces:
+            total *= len(piece)
+        if total > MAX_ALTERNATIVES:
+            raise PatternError("too many alternatives with anchors")
+        found = [joined for combination in product(*pieces) if (joined := _join(combination)) is not None]
+    elif isinstance(tree, Repeat):
+        found = _split_repeat(tree)
+    else:
+        raise PatternError("an anchor within a look-around")
+    if len(found) > MAX_ALTERNATIVES:
+        raise PatternError("too many alternatives with anchors")
+    return found
+
+
+def _split_repeat(tree: Repeat) -> list[Alternative]:
+    """A repeated anchor: each further round is the same position again, so at most one round has text."""
+    if tree.most == 0:
+        return [Alternative(EMPTY, False, False)]
+    if tree.most != 1:
+        raise PatternError("an anchor is repeated")
+    skipped = [] if tree.least else [Alternative(EMPTY, False, False)]
+    return [*split_anchors(tree.body), *skipped]
+
+
+def _join(pieces: tuple[Alternative, ...]) -> Alternative | None:
+    """Concatenation: what stands before a ^ or after a $ must be empty. None: cannot match."""
+    starts = [i for i, piece in enumerate(pieces) if piece.at_start]
+    ends = [i for i, piece in enumerate(pieces) if piece.at_end]
+    bodies = [piece.body for piece in pieces]
+    first, last = (starts[-1] if starts else 0), (ends[0] if ends else len(pieces) - 1)
+    for i, body in enumerate(bodies):
+        must_be_empty = i < first or i > last
+        if must_be_empty and not isinstance(body, Look):
+            if lengths(body)[0] > 0:
+                return None
+            bodies[i] = EMPTY
+    parts = [part for body in bodies for part in (body.parts if isinstance(body, Cat) else (body,))]
+    return Alternative(parts[0] if len(parts) == 1 else Cat(tuple(parts)), bool(starts), bool(ends))
+
+
+def _has_anchor(tree: Pattern) -> bool:
+    match tree:
+        case Anchor():
+            return True
+        case Cat(parts):
+            return any(_has_anchor(part) for part in parts)
+        case Alt(options):
+            return any(_has_anchor(option) for option in options)
+        case Repeat(body):
+            return _has_anchor(body)
+    return False
+
+
+def has_look(tree: Pattern) -> bool:
+    match tree:
+        case Look():
+            return True
+        case Cat(parts):
+            return any(has_look(part) for part in parts)
+        case Alt(options):
+            return any(has_look(option) for option in options)
+        case Repeat(body):
+            return has_look(body)
+    return False
+
+
+def lengths(tree: Pattern) -> tuple[int, int | None]:
+    """The least and most characters that can match (None: no bound)."""
+    match tree:
+        case Chars():
+            return 1, 1
+        case Cat(parts):
+            pairs = [lengths(part) for part in parts]
+            highs = [high for _, high in pairs]
+            return sum(low for low, _ in pairs), None if None in highs else sum(h for h in highs if h is not None)
+        case Alt(options):
+            pairs = [lengths(option) for option in options]
+            highs = [high for _, high in pairs]
+            return min(low for low, _ in pairs), None if None in highs else max(h for h in highs if h is not None)
+        case Repeat(body, least, most):
+            low, high = lengths(body)
+            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
+    return 0, 0

@@ -1,0 +1,149 @@
+"""JSON text to Python values without losing a digit, and what "equal" means between them.
+
+Numbers are int where the text has neither fraction nor exponent, Decimal otherwise. 1, 1.0 and 1e0 are
+equal, true is not 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable
+from decimal import Decimal
+from typing import Any
+
+from sglite.errors import GrammarTooLarge, InvalidGrammar
+from sglite.grammar.schema.types import SchemaLimits
+
+Json = Any
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
+
+
+def parse_schema_text(source: str, limits: SchemaLimits) -> Json:
+    """The value of a schema's text. Raises InvalidGrammar or GrammarTooLarge."""
+    if len(source) > limits.max_bytes:
+        raise GrammarTooLarge(f"the schema has {len(source)} characters, more than {limits.max_bytes}")
+    depth = nesting_depth(source)
+    if depth > limits.max_depth:
+        raise GrammarTooLarge(f"the schema is nested {depth} deep, more than {limits.max_depth}")
+    value = parse_json(source, max_digits=limits.max_number_digits)
+    nodes = count_values(value)
+    if nodes > limits.max_nodes:
+        raise GrammarTooLarge(f"the schema holds {nodes} values, more than {limits.max_nodes}")
+    return value
+
+
+def parse_json(text: str, *, max_digits: int = 4000) -> Json:
+    """Strict JSON: no NaN, no key twice, no number that would be dear to compute with."""
+
+    def integer(digits: str) -> int:
+        if len(digits) > max_digits:
+            raise GrammarTooLarge(f"a number has {len(digits)} digits, more than {max_digits}")
+        return int(digits)
+
+    def decimal(digits: str) -> Decimal:
+        value = Decimal(digits)
+        exponent = value.as_tuple().exponent
+        if len(digits) > max_digits or not isinstance(exponent, int) or abs(exponent) > max_digits:
+            raise GrammarTooLarge(f"the number {digits[:40]} is longer than {max_digits} digits")
+        return value
+
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_int=integer, parse_float=decimal, parse_constant=_no_constant
+        )
+    except RecursionError as error:
+        raise GrammarTooLarge("the JSON text is nested too deep") from error
+    except json.JSONDecodeError as error:
+        raise InvalidGrammar(f"not JSON: {error}") from error
+
+
+def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidGrammar(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> Json:
+    raise InvalidGrammar(f"{name} is not JSON")
+
+
+def nesting_depth(text: str) -> int:
+    depth = deepest = 0
+    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+        depth += 1 if bracket.group() in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def count_values(value: Json) -> int:
+    count, stack = 0, [value]
+    while stack:
+        top = stack.pop()
+        count += 1
+        if isinstance(top, dict):
+            stack.extend(top.values())
+        elif isinstance(top, list):
+            stack.extend(top)
+    return count
+
+
+def is_number(value: Json) -> bool:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+def is_integral(value: int | Decimal) -> bool:
+    return isinstance(value, int) or value == value.to_integral_value()
+
+
+def identity(value: Json) -> Hashable:
+    """Equal for two values exactly when JSON schema calls them equal."""
+    if isinstance(value, bool) or value is None:
+        return ("literal", value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return ("object", frozenset((name, identity(item)) for name, item in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(identity(item) for item in value))
+    return ("number", Decimal(value).normalize() if isinstance(value, Decimal) else Decimal(value))
+
+
+def json_type(value: Json) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, dict):
+        return "object"
+    return "array" if isinstance(value, list) else "number"
+
+
+def string_text(value: str) -> str:
+    """The one spelling that the grammar has for a string: raw UTF-8, short escapes, else lower-case \\u00xx."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def encodable(value: Json) -> bool:
+    """False when some string holds a lone surrogate, which no UTF-8 text can spell."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def number_spellings(value: int | Decimal) -> list[str]:
+    """The texts that the grammar takes for a number constant: the shortest plain one and the schema's own."""
+    own = str(value).replace("E", "e")
+    if isinstance(value, int):
+        return [own]
+    plain = format(value.normalize(), "f") if abs(value.adjusted()) < 40 else own
+    return list(dict.fromkeys([plain, own.replace("e+", "e"), own]))
