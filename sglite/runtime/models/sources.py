@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from sglite.runtime.models import cache
@@ -20,7 +20,7 @@ from sglite.runtime.models.pull import BUILT_IN, pull_built_in, pull_from_hub
 
 DEFAULT_MODEL = "smollm2"
 
-LoadFormat = Literal["auto", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -69,12 +69,19 @@ def resolve_model(
 ) -> ModelSource:
     """Find a model, fetching or converting it at first use.
 
-    `load_format="dummy"`: weights are made up, so only config.json is needed. `tokenizer`: another folder for the
-    tokenizer. `max_model_len` lets a sliding-window model through where the window cannot matter.
+    `load_format`: "dummy" makes weights up, so only config.json is needed; "safetensors" and "gguf" only check what
+    "auto" finds out by itself. `tokenizer`: another folder for the tokenizer. `max_model_len` lets a sliding-window
+    model through where the window cannot matter.
     Raises ModelNotFound, UnsupportedModel or InvalidRequest, each saying what to do.
     """
-    if load_format not in ("auto", "dummy"):
-        raise InvalidRequest(f"load_format must be 'auto' or 'dummy', not {load_format!r}", param="load_format")
+    if load_format not in get_args(LoadFormat):
+        works = ", ".join(map(repr, get_args(LoadFormat)))
+        raise InvalidRequest(f"load_format must be one of {works}, not {load_format!r}", param="load_format")
+    is_gguf = Path(name_or_path).suffix == ".gguf"
+    if load_format in ("safetensors", "gguf") and is_gguf != (load_format == "gguf"):
+        raise InvalidRequest(
+            f"{name_or_path} is not a {load_format} model; leave load_format at 'auto'", param="load_format"
+        )
     folder = _model_folder(name_or_path)
     return ModelSource(
         name=str(name_or_path),
