@@ -19,7 +19,7 @@ Every operation has a portable torch twin (`cpu.py`, `executor/logits/`); tests 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,6 @@ class AttentionShape:
     head_dim: int
     scale: float  # usually head_dim ** -0.5
     dtype: torch.dtype  # of q, k, v and the cache
-    sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
 
     @property
     def bytes_per_token(self) -> int:
@@ -86,50 +85,60 @@ class ForwardBatch:
     host_page_table: IntArray  # the same table for planning on the host
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm: x * rsqrt(mean(x ** 2) + eps) * weight over the last dimension, computed in float32."""
+
+    weight: torch.Tensor
+    eps: float
+
+
 class AttentionBackend(Protocol):
     """Paged attention over a KVCache. `plan` once per step, `attend` once per layer."""
 
     def plan(self, batch: ForwardBatch) -> None: ...
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Write k, v (already rotated)  # [T, num_kv_heads, head_dim]  into the batch's slots, then causal attention
-        of q  # [T, num_heads, head_dim]  of each row over its positions 0 .. own. Returns [T, num_heads, head_dim]."""
+        """Everything between the two projections of an attention block.
+
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], q heads, then k heads, then v heads. Normalise each head
+        of q and k (`norms` of head_dim, where given), rotate q and k (NeoX halves; cos_sin float32[max_len, head_dim]:
+        cos of the head_dim / 2 angles, then sin), write k and v of all new tokens into the batch's slots, then causal
+        attention of each row over its positions 0 .. own. Returns [T, num_heads * head_dim]. May overwrite qkv.
+        """
         ...
+
+
+PackedWeight = Any  # what LayerOps.pack made; only the same device's operations look inside
 
 
 class LayerOps(Protocol):
-    """The operations of a decoder layer that a device may fuse."""
+    """What a decoder layer is made of, in pieces that a device can carry out as one kernel each. T rows everywhere."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """The layout in which `linear` wants weight  # [out, in]. Called once per weight after loading; what comes
-        back is opaque to the model files. Returning the weight itself is fine."""
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        """The layout in which the projections want weight  # [out, in]. Called once per weight after loading. May be
+        the weight itself; must not keep it alive otherwise."""
         ...
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x  # [T, in]  @ weight.T + bias -> [T, out], `weight` as `pack` returned it."""
+    def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """norm(x  # [T, in]) @ weight.T + bias -> [T, out]. x stays as it is."""
         ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Over the last dimension, in float32 inside. Not in place."""
+    def norm_gated(self, x: torch.Tensor, norm: Norm, weight: PackedWeight) -> torch.Tensor:
+        """With gate, up = the halves of norm(x) @ weight.T  # [T, 2 * I]: silu(gate) * up -> [T, I]. x stays."""
         ...
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """residual' = x + residual; returns (norm(residual') * weight, residual'). May write in place."""
-        ...
-
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * I] -> [T, I]: silu(first half) * second half. May overwrite gate_up."""
-        ...
-
-    def rope(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate halves (NeoX style) of q  # [T, num_heads, head_dim]  and k  # [T, num_kv_heads, head_dim].
-        cos_sin: float32[max_len, head_dim], cos of the head_dim / 2 angles, then sin. May write in place."""
+    def linear_add(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """residual + x @ weight.T + bias -> [T, out]. May be written into residual, which is not used afterwards."""
         ...
 
 
@@ -204,6 +213,10 @@ class SampleBatch:
     last_tokens: torch.Tensor  # int32[max_rows], written by `sample`
 
 
+PLAN_ARRAYS = tuple(
+    field.name for field in fields(SamplePlan) if field.name != "flags"
+)  # the arrays of a SamplePlan, which SampleBatch has as tensors under the same names
+
 # in SampleBatch.counts: added once to the count of a token that occurs in the prompt
 SEEN_IN_PROMPT = 1 << 24
 
@@ -226,7 +239,8 @@ class SamplerOps(Protocol):
 
     def draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """All S draws: bias, penalties, mask, temperature, top-k, top-p, min-p, Gumbel-max with the noise of `keys`
-        (ties: the lowest id). logits: [L, vocab]. Returns (tokens int32[S], status int32[S]). May overwrite logits."""
+        (ties: the lowest id). logits: [L, vocab]. Returns (tokens int32[S], status int32[S]).
+        The logits stay as they are: log probabilities come from them afterwards."""
         ...
 
     def verify(self, tokens: torch.Tensor, batch: SampleBatch) -> torch.Tensor:

@@ -1,0 +1,143 @@
+"""The CPU: the fallback everywhere and the reference for the other devices' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglite.runtime.batch import Batch
+from sglite.runtime.config import EngineConfig
+from sglite.runtime.device.base import (
+    PLAN_ARRAYS,
+    AttentionBackend,
+    AttentionShape,
+    ForwardBatch,
+    ForwardFn,
+    KVCache,
+    Norm,
+    PackedWeight,
+    RowTables,
+    SampleBatch,
+    SampleFn,
+    SamplePlan,
+    SamplerOps,
+)
+from sglite.runtime.device.inputs import host_inputs
+from sglite.runtime.device.memory import available_memory
+from sglite.runtime.device.threads import usable_cpus
+from sglite.runtime.device.torch_attention import TorchAttention, rms_norm
+
+
+class CpuOps:
+    """The layer operations in torch."""
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        return weight
+
+    def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.nn.functional.linear(rms_norm(x, norm), weight, bias)
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, weight: PackedWeight) -> torch.Tensor:
+        gate, up = torch.nn.functional.linear(rms_norm(x, norm), weight).chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    def linear_add(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, bias).add_(residual)
+
+
+class ReadyCopy:
+    """The CPU's results are on the host already."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
+
+    def wait(self) -> Mapping[str, NDArray[Any]]:
+        return self._arrays
+
+
+class CpuDevice:
+    """`num_threads` None: what affinity and control group allow."""
+
+    name = "cpu"
+    overlaps = False
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.torch_device = torch.device("cpu")
+        self.ops = CpuOps()
+        torch.set_num_threads(num_threads or usable_cpus())
+
+    def free_memory(self) -> int:
+        return available_memory()
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
+        def one() -> torch.Tensor:
+            # calloc: memory is taken as slots are first written, so a large pool costs nothing while it is empty
+            return torch.zeros(num_pages * page_size, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+
+        layers = range(shape.num_layers)
+        return KVCache([one() for _ in layers], [one() for _ in layers], page_size)
+
+    def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend:
+        return TorchAttention(shape, cache)
+
+    def sampler_ops(self) -> SamplerOps | None:
+        return None
+
+    def prepare(self, batch: Batch, tables: RowTables) -> ForwardBatch:
+        inputs = host_inputs(batch, tables.host_page_table, tables.page_size)
+        token_ids = torch.from_numpy(batch.token_ids)
+        last = tables.last_tokens[torch.from_numpy(inputs.token_rows)]
+        return ForwardBatch(
+            batch=batch,
+            token_ids=torch.where(token_ids < 0, last, token_ids),
+            positions=torch.from_numpy(inputs.positions),
+            slots=torch.from_numpy(inputs.slots),
+            page_table=tables.page_table,
+            rows=torch.from_numpy(batch.rows),
+            starts=torch.from_numpy(batch.starts),
+            num_new=torch.from_numpy(batch.num_new),
+            logits_index=torch.from_numpy(inputs.logits_index),
+            host_page_table=tables.host_page_table,
+        )
+
+    def prepare_sample(
+        self,
+        plan: SamplePlan,
+        *,
+        host_masks: torch.Tensor,
+        counts: torch.Tensor,
+        bias: torch.Tensor,
+        last_tokens: torch.Tensor,
+    ) -> SampleBatch:
+        return SampleBatch(
+            flags=plan.flags,
+            plan=plan,
+            **{name: torch.from_numpy(getattr(plan, name)) for name in PLAN_ARRAYS},
+            masks=host_masks,
+            counts=counts,
+            bias=bias,
+            last_tokens=last_tokens,
+        )
+
+    def capture_forward(self, forward: ForwardFn) -> ForwardFn:
+        return forward
+
+    def capture_sample(self, sample: SampleFn) -> SampleFn:
+        return sample
+
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> ReadyCopy:
+        return ReadyCopy({name: np.asarray(tensor) for name, tensor in tensors.items()})
+
+
+def make(name: str, config: EngineConfig) -> CpuDevice:
+    """For the registry."""
+    return CpuDevice(config.num_threads)

@@ -1,0 +1,59 @@
+"""The attention block of a decoder layer: norm, fused q, k, v projection, attention, output projection onto the stream."""
+
+from __future__ import annotations
+
+import torch
+
+from sglite.runtime.device.base import ForwardBatch, Norm
+from sglite.runtime.layers.context import LayerContext
+from sglite.runtime.layers.weights import Linear, Loaders, RmsNorm
+
+
+class Attention:
+    """`layer`: its number, under which the backend keeps its KV. `qk_norm`: q and k are normalised per head."""
+
+    def __init__(
+        self,
+        layer: int,
+        context: LayerContext,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
+        self._layer = layer
+        self._context = context
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self._norm = RmsNorm(hidden_size, eps, context)
+        self._qkv = Linear(hidden_size, (q_size, kv_size, kv_size), bias=qkv_bias, context=context)
+        self._out = Linear(q_size, (hidden_size,), bias=out_bias, context=context)
+        self._head_norms = (RmsNorm(head_dim, eps, context), RmsNorm(head_dim, eps, context)) if qk_norm else None
+
+    def loaders(self, prefix: str) -> Loaders:
+        """`prefix`: of the decoder layer, "model.layers.0"."""
+        attention = f"{prefix}.self_attn"
+        found = self._qkv.loaders(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+        found |= self._out.loaders(f"{attention}.o_proj")
+        found[f"{prefix}.input_layernorm.weight"] = self._norm.loader
+        if self._head_norms is not None:
+            found[f"{attention}.q_norm.weight"] = self._head_norms[0].loader
+            found[f"{attention}.k_norm.weight"] = self._head_norms[1].loader
+        return found
+
+    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cos_sin: torch.Tensor) -> torch.Tensor:
+        """The residual stream before the block -> after it.  [T, hidden]"""
+        ops, backend = self._context.ops, self._context.attention
+        assert backend is not None, "the KV cache was not made yet"
+        qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
+        attended = backend.attend(self._layer, qkv, self._norms(), cos_sin, batch)
+        return ops.linear_add(attended, self._out.packed, self._out.bias, x)
+
+    def _norms(self) -> tuple[Norm, Norm] | None:
+        if self._head_norms is None:
+            return None
+        return self._head_norms[0].value, self._head_norms[1].value

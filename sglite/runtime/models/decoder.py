@@ -1,0 +1,80 @@
+"""A pre-norm decoder: embedding, layers, final norm and output projection on the rows that need logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from sglite.errors import ModelError
+from sglite.runtime.device.base import ForwardBatch
+from sglite.runtime.layers.attention import Attention
+from sglite.runtime.layers.context import LayerContext
+from sglite.runtime.layers.mlp import GatedMlp
+from sglite.runtime.layers.weights import Linear, Loaders, Parameter, RmsNorm
+from sglite.runtime.models.config import ModelConfig
+from sglite.runtime.models.loader import fill_dummy_
+from sglite.runtime.models.rope import rope_table
+
+
+class Decoder:
+    """`attentions`: one block per layer. `max_len`: positions that the rope table covers."""
+
+    def __init__(
+        self, attentions: list[Attention], config: ModelConfig, context: LayerContext, *, max_len: int
+    ) -> None:
+        self._context = context
+        self._tied = config.tie_word_embeddings
+        self._embedding = Parameter((config.vocab_size, config.hidden_size), context)
+        self._layers = [(attention, _mlp(config, context)) for attention in attentions]
+        self._norm = RmsNorm(config.hidden_size, config.rms_norm_eps, context)
+        self._output = Linear(config.hidden_size, (config.vocab_size,), bias=False, context=context)
+        self._cos_sin = rope_table(config, max_len).to(context.torch_device)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits of the tokens in batch.logits_index  # [L, config.vocab_size]."""
+        x = torch.nn.functional.embedding(batch.token_ids, self._embedding.value)  # the residual stream
+        for attention, mlp in self._layers:
+            x = mlp(attention(x, batch, self._cos_sin))
+        if batch.logits_index.shape[0] != x.shape[0]:
+            x = x.index_select(0, batch.logits_index)
+        return self._context.ops.norm_linear(x, self._norm.value, self._output.packed, None)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take every tensor under its Hugging Face name. Raises ModelError for one too many or too few."""
+        loaders = self._loaders()
+        for name, tensor in weights:
+            loader = loaders.pop(name, None)
+            if loader is None:
+                raise ModelError(f"the checkpoint has a tensor {name!r} that this architecture does not know")
+            loader(tensor)
+        if loaders:
+            names = ", ".join(sorted(loaders)[:3])
+            raise ModelError(f"the checkpoint lacks {len(loaders)} tensors, for example {names}")
+        self._tie()
+
+    def load_dummy(self, seed: int) -> None:
+        """Random weights that depend on the seed and each tensor's name alone."""
+        for name, loader in self._loaders().items():
+            tensor = torch.empty(loader.shape, dtype=self._context.dtype, device=self._context.torch_device)
+            fill_dummy_(tensor, name, seed)
+            loader(tensor)
+        self._tie()
+
+    def _tie(self) -> None:
+        if self._tied:
+            self._output.share(self._embedding.value)
+
+    def _loaders(self) -> Loaders:
+        found: Loaders = {"model.embed_tokens.weight": self._embedding.loader, "model.norm.weight": self._norm.loader}
+        for i, (attention, mlp) in enumerate(self._layers):
+            found |= attention.loaders(f"model.layers.{i}") | mlp.loaders(f"model.layers.{i}")
+        if not self._tied:
+            found |= self._output.loaders("lm_head")
+        return found
+
+
+def _mlp(config: ModelConfig, context: LayerContext) -> GatedMlp:
+    return GatedMlp(
+        context, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps
+    )
