@@ -84,5 +84,6 @@ def fill_dummy_(tensor: torch.Tensor, name: str, seed: int = 0) -> None:
         elif "norm" in name.rsplit(".", 2)[-2]:
             tensor.fill_(1.0)
         else:
-            generator = torch.Generator(tensor.device).manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+            mixed = zlib.crc32(f"{seed}/{name}".encode())  # 32 bits: the CPU generator ignores the upper ones
+            generator = torch.Generator(tensor.device).manual_seed(mixed)
             tensor.normal_(0.0, DUMMY_STD, generator=generator)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sglite.errors import InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
+from sglite.runtime.models import loader
+from sglite.runtime.models.loader import fill_dummy_, iter_weights, resolve_model
+from tests.runtime.models.gguf_files import hf_weights, write_gguf
+from tests.runtime.models.test_config import LLAMA
+
+
+def folder_with(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**LLAMA, **changes}))
+    return path
+
+
+def test_weights_of_one_file_are_mapped_under_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_GROUP_ELEMENTS", 5)  # several mappings
+    tensors = {f"model.layers.{i}.w.weight": torch.randn(2, 3).bfloat16() for i in range(7)}
+    save_file(tensors, folder_with(tmp_path) / "model.safetensors")
+    found = dict(iter_weights(resolve_model(tmp_path)))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    save_file({"a.weight": torch.zeros(2)}, folder / "model-1.safetensors")
+    save_file({"b.weight": torch.ones(2)}, folder / "model-2.safetensors")
+    index = {"weight_map": {"b.weight": "model-2.safetensors", "a.weight": "model-1.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [name for name, _ in iter_weights(resolve_model(folder))] == ["a.weight", "b.weight"]
+    (folder / "model-2.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match=r"1 of its 2.*model-2"):
+        resolve_model(folder)
+
+
+def test_a_tied_head_and_rotary_tables_are_left_out(tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": torch.ones(4, 2), "lm_head.weight": torch.zeros(4, 2)}
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(2)
+    save_file(tensors, folder_with(tmp_path / "tied", tie_word_embeddings=True) / "model.safetensors")
+    assert [name for name, _ in iter_weights(resolve_model(tmp_path / "tied"))] == ["model.embed_tokens.weight"]
+    save_file(tensors, folder_with(tmp_path / "own") / "model.safetensors")
+    assert len(dict(iter_weights(resolve_model(tmp_path / "own")))) == 2
+
+
+def test_a_damaged_file_is_a_model_error(tmp_path: Path) -> None:
+    (folder_with(tmp_path) / "model.safetensors").write_bytes(b"\x08" + b"\0" * 40)
+    with pytest.raises(ModelError, match="damaged"):
+        list(iter_weights(resolve_model(tmp_path)))
+
+
+def test_dummy_needs_only_a_config(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    with pytest.raises(ModelNotFound, match="dummy"):
+        resolve_model(folder)
+    for path in (folder, folder / "config.json"):
+        source = resolve_model(path, load_format="dummy")
+        assert source.is_dummy
+        assert list(iter_weights(source)) == []
+
+
+def test_dummy_values_depend_on_seed_and_name_alone() -> None:
+    def filled(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        tensor = torch.empty(64, 64, dtype=dtype)
+        fill_dummy_(tensor, name, seed)
+        return tensor
+
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(filled(name), filled(name))
+    assert not torch.equal(filled(name), filled(name, seed=1))
+    assert not torch.equal(filled(name), filled(name.replace("q_proj", "k_proj")))
+    assert 0.015 < filled(name, dtype=torch.bfloat16).float().std() < 0.025
+    assert filled("model.norm.weight").eq(1).all()
+    assert filled("model.layers.0.self_attn.q_norm.weight").eq(1).all()
+    assert filled("model.layers.0.self_attn.q_proj.bias").eq(0).all()
+
+
+def test_generation_defaults_are_read(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    assert resolve_model(folder, load_format="dummy").generation.temperature is None
+    values = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    found = resolve_model(folder, load_format="dummy").generation
+    assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.6, 0.9, 20, None)
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLITE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_gguf(folder / "tiny.gguf", hf_weights())
+    first = resolve_model(folder / "tiny.gguf")
+    stamp = first.weight_files[0].stat().st_mtime_ns
+    assert resolve_model(folder).weight_files[0].stat().st_mtime_ns == stamp  # the folder's only file
+    assert len(dict(iter_weights(first))) == len(hf_weights())
+    write_gguf(folder / "tiny.gguf", hf_weights(seed=1, tied=True))
+    assert resolve_model(folder / "tiny.gguf").config.tie_word_embeddings  # another file of that name
+    (folder / "other.gguf").write_bytes(b"")
+    with pytest.raises(ModelNotFound, match=r"other\.gguf, tiny\.gguf"):
+        resolve_model(folder)
+
+
+def test_what_is_no_model_says_what_would_be(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="smollm2"):
+        resolve_model("no-such-model")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UnsupportedModel, match="unknown kind"):
+        resolve_model(tmp_path / "notes.txt")
+    (folder_with(tmp_path) / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="pickled"):
+        resolve_model(tmp_path)
+    with pytest.raises(InvalidRequest, match="load_format"):
+        resolve_model(tmp_path, load_format="magic")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="not a gguf model"):
+        resolve_model(tmp_path, load_format="gguf")
