@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import xgrammar
 
-from sglite.errors import GrammarTooLarge, GrammarViolation, InvalidGrammar
+from sglite.errors import GrammarError, GrammarTooLarge, GrammarViolation, InvalidGrammar
 from sglite.grammar import bitmask
 from sglite.grammar.canonical import certain_tokens
+from sglite.grammar.engines import productive
 from sglite.grammar.matcher import Bitmask
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import Coverage, GrammarSpec
@@ -141,22 +142,26 @@ class XGrammarEngine:
         """Raises InvalidGrammar or GrammarTooLarge. xgrammar's own exceptions are RuntimeErrors of many kinds."""
         try:
             if spec.kind == "ebnf":
-                compiled = self._compiler.compile_grammar(spec.source)
+                grammar = xgrammar.Grammar.from_ebnf(spec.source)
             else:
-                compiled = self._compiler.compile_structural_tag(spec.source)
+                grammar = xgrammar.Grammar.from_structural_tag(spec.source)
+            productive.check(grammar.serialize_json())
+            compiled = self._compiler.compile_grammar(grammar)
+        except GrammarError:
+            raise
         except (RuntimeError, ValueError, TypeError) as error:
             raise InvalidGrammar(f"the {spec.kind} cannot be used: {_reason(error)}", param=spec.kind) from error
         if compiled.memory_size_bytes > MAX_COMPILED_BYTES:
             raise GrammarTooLarge(f"the compiled {spec.kind} takes over {MAX_COMPILED_BYTES >> 20} MB")
-        grammar = XGrammarGrammar(
+        made = XGrammarGrammar(
             spec=spec,
             coverage=coverage,
             nbytes=compiled.memory_size_bytes + 4096,
             compiled=compiled,
             vocab=self.vocab,
         )
-        _check_first_mask(grammar)
-        return grammar
+        _check_first_mask(made)
+        return made
 
 
 def _check_first_mask(grammar: XGrammarGrammar) -> None:
