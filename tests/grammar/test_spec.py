@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import Literal
 
@@ -16,7 +17,7 @@ class Answer(pydantic.BaseModel):
     alpha: Literal["x", "y"]
 
 
-def test_key_order_is_the_schemas(subtests=None):
+def test_key_order_is_the_schemas():
     as_dict = {"type": "object", "properties": {"z": {}, "a": {}}}
     for schema in (as_dict, json.dumps(as_dict)):
         assert list(json.loads(spec.json_schema(schema).source)["properties"]) == ["z", "a"]
@@ -41,13 +42,8 @@ def test_any_type_that_pydantic_knows_is_a_schema():
     assert spec.json_schema(True).source == "true"
 
 
-@pytest.mark.parametrize(
-    "schema", ["", "{", "[1]", "3", '"x"', '{"a":NaN}', {"a": float("nan")}, {"a": {1}}, print, None]
-)
+@pytest.mark.parametrize("schema", ["", "{", "[1]", "3", '"x"', '{"a":NaN}', {"a": float("nan")}, {"a": {1}}, print])
 def test_what_is_no_schema_is_refused(schema):
-    if schema is None:
-        assert json.loads(spec.json_schema(schema).source) == {"type": "null"}  # the type None
-        return
     with pytest.raises(InvalidGrammar):
         spec.json_schema(schema)
 
@@ -107,6 +103,4 @@ def test_a_grammar_without_its_start_rule_is_refused():
 
 def test_specs_are_made_without_torch():
     script = "import sys, sglite.grammar.compiler, sglite.grammar.spec; sys.exit('torch' in sys.modules)"
-    import subprocess
-
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
