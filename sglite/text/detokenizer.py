@@ -18,42 +18,49 @@ class Detokenizer:
     One object per completion; `copy` for a completion that branches.
     """
 
-    __slots__ = ("_decoder", "_skip_special", "_special", "_tokenizer")
+    __slots__ = ("_pending", "_skip_special", "_special", "_token_bytes", "_tokenizer")
 
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
-        self._special = tokenizer.special_ids
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        if context:
-            tail = b"".join(self._bytes_of(i) for i in context[-_MAX_PENDING - 1 :])
-            self._decoder.decode(_incomplete_end(tail))
+        self._token_bytes = tokenizer.token_bytes
+        self._special = tokenizer.special_ids if not skip_special_tokens else frozenset[int]()
+        tail = b"".join(self._bytes_of(i) for i in context[-_MAX_PENDING - 1 :])
+        self._pending = _incomplete_end(tail)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters that these ids complete; may be empty."""
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+        if self._special:
+            data = b"".join([self._pending, *map(self._bytes_of, token_ids)])
+        else:
+            data = b"".join([self._pending, *map(self._token_bytes, token_ids)])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
 
     def flush(self) -> str:
         """What still waits, as U+FFFD: call once at the end."""
-        return self._decoder.decode(b"", final=True)
+        text = self._pending.decode("utf-8", "replace")
+        self._pending = b""
+        return text
 
     @property
     def pending(self) -> bytes:
         """Bytes of a character that is not complete yet."""
-        return self._decoder.getstate()[0]
+        return self._pending
 
     def copy(self) -> Detokenizer:
         """An independent detokenizer at the same position."""
         twin = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special)
-        twin._decoder.setstate(self._decoder.getstate())
+        twin._pending = self._pending
         return twin
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._special:
-            return b"" if self._skip_special else self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        return self._tokenizer.token_bytes(token_id)
+            return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return self._token_bytes(token_id)
 
 
 def _incomplete_end(data: bytes) -> bytes:

@@ -106,9 +106,9 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that this token adds to the text; b"" for special tokens and unused ids."""
-        if token_id < 0:
-            raise InvalidRequest(f"token id {token_id} is negative")
-        if token_id >= self.vocab_size:
+        if not 0 <= token_id < self.vocab_size:
+            if token_id < 0:
+                raise InvalidRequest(f"token id {token_id} is negative")
             return b""
         known = self._bytes[token_id]
         if known is None:
