@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sglite.errors import Overloaded
+from sglite.runtime.server.errors import DeadlineExceeded
 
 
 @dataclass(slots=True)
@@ -46,15 +47,21 @@ class Admission:
         return sum(len(queue) for queue in self._waiting.values())
 
     @asynccontextmanager
-    async def place(self, tenant: str, *, tokens: int) -> AsyncIterator[float]:
-        """Holds a place while the body runs; gives the seconds waited. Raises Overloaded at once when full."""
+    async def place(self, tenant: str, *, tokens: int, deadline: float | None = None) -> AsyncIterator[float]:
+        """Holds a place while the body runs; gives the seconds waited. `deadline`: time.monotonic() seconds.
+
+        Raises Overloaded at once when full, DeadlineExceeded when the place does not come in time."""
         arrived = time.monotonic()
         if not self._open:
             raise closing()
         if self.running < self._max_running and not self._waiting:
             self._take(tenant)
         else:
-            await self._wait(tenant, tokens)
+            try:
+                async with asyncio.timeout(None if deadline is None else deadline - arrived):
+                    await self._wait(tenant, tokens)
+            except TimeoutError:
+                raise DeadlineExceeded("the request waited longer than it may take") from None
         started = time.monotonic()
         try:
             yield started - arrived

@@ -1,0 +1,7 @@
+"""One file an endpoint, or a few that belong together. A new one is a line in ROUTERS."""
+
+from __future__ import annotations
+
+from sglite.runtime.server.routes import chat
+
+ROUTERS = (chat.router,)

@@ -1,0 +1,71 @@
+"""From options to an engine core: model files, tokenizer, executor, grammar compiler, scheduler, in this order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
+from sglite.grammar.vocab import Vocab
+from sglite.protocol import ModelInfo
+from sglite.runtime.async_engine.thread import Built
+from sglite.runtime.config import EngineConfig, SamplingDefaults
+from sglite.runtime.device.threads import usable_cpus
+from sglite.runtime.engine import EngineCore
+from sglite.runtime.executor.build import build_executor, max_context
+from sglite.runtime.models.loader import ModelSource, resolve_model
+from sglite.text.tokenizer import Tokenizer
+
+
+def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
+    """Raises ModelError, ModelNotFound or InvalidRequest when the options and the model do not work."""
+    progress(f"finding the model {config.model}")
+    source = resolve_model(
+        config.model,
+        load_format="dummy" if config.load_format == "dummy" else "auto",
+        tokenizer=config.tokenizer,
+        max_model_len=config.max_model_len,
+    )
+    tokenizer = Tokenizer.from_folder(source.tokenizer_folder)
+    progress("loading the weights")
+    max_len = max_context(config, source.config)
+    executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
+    grammars = GrammarCompiler(Vocab.of(tokenizer, vocab_size=executor.vocab_size), _compiler_config())
+    grammars.warm()
+    core = EngineCore(executor, tokenizer, grammars, config, max_model_len=max_len, defaults=sampling_defaults(source))
+    info = _model_info(config, source, tokenizer, max_len)
+    facts: dict[str, Any] = {
+        "tokenizer_folder": str(source.tokenizer_folder),
+        "num_pages": executor.num_pages,
+        "page_size": executor.page_size,
+    }
+    return Built(core, grammars, tokenizer, info, _stats(core), grammars.close, facts)
+
+
+def sampling_defaults(source: ModelSource) -> SamplingDefaults:
+    """The model's generation_config where it says something."""
+    said = {name: value for name, value in dataclasses.asdict(source.generation).items() if value is not None}
+    return SamplingDefaults(**said)
+
+
+def _compiler_config() -> CompilerConfig:
+    """Masks are filled while the forward runs, so on few cores their threads must leave it some."""
+    threads = max(1, usable_cpus() // 2)
+    return CompilerConfig(num_threads=min(2, threads), fill_threads=threads)
+
+
+def _model_info(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, max_len: int) -> ModelInfo:
+    return ModelInfo(
+        name=config.served_name or source.name,
+        architecture=source.config.architecture,
+        vocab_size=source.config.vocab_size,
+        max_model_len=max_len,
+        bos_token_id=tokenizer.bos_token_id,
+        stop_token_ids=tokenizer.stop_token_ids,
+        has_chat_template=tokenizer.has_chat_template,
+    )
+
+
+def _stats(core: EngineCore) -> Callable[[], dict[str, Any]]:
+    return lambda: {"has_work": core.has_work}

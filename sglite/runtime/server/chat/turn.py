@@ -1,0 +1,172 @@
+"""One turn of a conversation: what an API asked for -> a GenerateRequest, and its outputs -> the parts of an answer.
+
+Every chat-like API (OpenAI's chat and responses, Anthropic's messages) makes a `Turn`, and shapes what comes back.
+
+Where thinking begins and ends has one source, the rendered prompt: a prompt that ends with an open thinking tag is
+followed by thinking; where the model thinks on its own (its vocabulary has the tags) the answer may begin with the
+tag. Under a constraint the thinking comes first and free, then the grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglite.errors import InvalidRequest
+from sglite.protocol import CoverageItem, FinishReason, GrammarSpec, RequestOutput, SamplingParams, Usage
+from sglite.runtime.server.chat.answer_grammar import answer_grammar
+from sglite.runtime.server.chat.parts import (
+    THINK_BEGIN,
+    THINK_END,
+    AnswerParser,
+    CallSyntax,
+    Part,
+    PlainParser,
+    Reasoning,
+    ReasoningSplitter,
+    Text,
+    ToolArguments,
+    ToolParser,
+    ToolStart,
+)
+from sglite.runtime.server.chat.tools import Tool, ToolChoice, ToolFormat, check_choice
+from sglite.text.types import TextTokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    messages: Sequence[Mapping[str, Any]]
+    sampling: SamplingParams = SamplingParams()
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    answer: GrammarSpec | None = None  # what the answer must obey where it is no tool call
+    thinking: bool | None = None  # None: as the template does by itself
+    think_budget: int | None = None
+    split_reasoning: bool = True
+    close_on_budget: bool = False
+    jump_forward: bool = True
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    continue_last: bool = False  # the last message is an assistant's beginning, to be continued
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTurn:
+    """A turn as tokens and grammar, and how to read its answers."""
+
+    turn: Turn
+    prompt: tuple[int, ...]
+    grammar: GrammarSpec | None
+    grammar_after: tuple[int, ...]
+    unenforced: tuple[CoverageItem, ...]
+    _syntax: CallSyntax
+    _thinks: bool  # the answer may begin with thinking
+    _inside: bool  # the prompt ended inside it
+
+    def parser(self) -> AnswerParser:
+        """A new one for each completion."""
+        names = frozenset(tool.name for tool in self.turn.tools)
+        uses_tools = names and self.turn.tool_choice.mode != "none"
+        answer: AnswerParser = ToolParser(self._syntax, names) if uses_tools else PlainParser()
+        if self._thinks and self.turn.split_reasoning:
+            return ReasoningSplitter(answer, inside=self._inside)
+        return answer
+
+
+class TurnPreparer:
+    """Knows one model's way of writing."""
+
+    def __init__(self, tokenizer: TextTokenizer, form: ToolFormat, *, strictness: str, reasoning: bool) -> None:
+        self._tokenizer = tokenizer
+        self._form = form
+        self._strictness = strictness
+        ids = tokenizer.encode(THINK_END)
+        # A model whose vocabulary has the tag as one token was trained with it.
+        self._think_end = ids[0] if reasoning and len(ids) == 1 else None
+
+    def prepare(self, turn: Turn) -> PreparedTurn:
+        """Raises InvalidRequest or a GrammarError before a token is spent. Takes milliseconds: call it in a thread."""
+        check_choice(turn.tools, turn.tool_choice)
+        text = self._render(turn)
+        inside = self._think_end is not None and text.rstrip().endswith(THINK_BEGIN)
+        closed = self._think_end is not None and text.rstrip().endswith(THINK_END)
+        built = answer_grammar(
+            turn.tools,
+            turn.tool_choice,
+            syntax=self._form.syntax,
+            strictness=self._strictness,
+            answer=turn.answer,
+        )
+        thinks = self._think_end is not None and not closed
+        if thinks and built.spec is not None and not inside:
+            # The grammar waits for the end of thinking, so thinking must begin: the prompt opens it.
+            text, inside = f"{text}{THINK_BEGIN}\n", True
+        prompt = tuple(self._tokenizer.encode(text, add_special_tokens=not self._begins_special(text)))
+        return PreparedTurn(
+            turn=turn,
+            prompt=prompt,
+            grammar=built.spec,
+            grammar_after=(self._think_end,) if thinks and built.spec is not None and self._think_end else (),
+            unenforced=built.unenforced,
+            _syntax=built.syntax,
+            _thinks=thinks,
+            _inside=inside,
+        )
+
+    def _render(self, turn: Turn) -> str:
+        active = [] if turn.tool_choice.mode == "none" else turn.tools
+        messages = self._form.messages(turn.messages, active)
+        declared = [t.declaration() for t in active] if active and self._form.rendered_by_template else None
+        arguments = dict(turn.template_args)
+        if turn.thinking is not None:
+            arguments["enable_thinking"] = turn.thinking
+        if not turn.continue_last:
+            return self._tokenizer.render_chat(messages, tools=declared, **arguments)
+        last = messages.pop()
+        if last["role"] != "assistant":
+            raise InvalidRequest("continue_final_message needs an assistant message at the end", param="messages")
+        return self._tokenizer.render_chat(messages, tools=declared, **arguments) + str(last["content"])
+
+    def _begins_special(self, text: str) -> bool:
+        """The template wrote the begin token itself."""
+        bos = self._tokenizer.bos_token_id
+        return bos is not None and text.startswith(self._tokenizer.decode([bos], skip_special_tokens=False))
+
+
+class Answer:
+    """One completion while it grows: its parts so far, for answers that are given as a whole."""
+
+    def __init__(self, parser: AnswerParser, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.reasoning = ""
+        self.calls: list[list[str]] = []  # [name, arguments]
+        self.usage = Usage()
+        self.finish_reason: FinishReason | None = None
+        self.matched_stop: str | int | None = None
+        self.reason = ""
+        self.reasoning_tokens = 0
+        self._parser = parser
+
+    def take(self, output: RequestOutput) -> list[Part]:
+        """The parts that this output adds."""
+        parts = self._parser.feed(output.text) if output.text else []
+        if output.finished:
+            parts += self._parser.close()
+            self.finish_reason = output.finish_reason
+            self.matched_stop = output.matched_stop
+            self.reason = output.reason
+        self.usage = output.usage
+        if parts and all(isinstance(part, Reasoning) for part in parts):
+            self.reasoning_tokens += len(output.token_ids)
+        for part in parts:
+            match part:
+                case Text(text):
+                    self.text += text
+                case Reasoning(text):
+                    self.reasoning += text
+                case ToolStart(_, name):
+                    self.calls.append([name, ""])
+                case ToolArguments(index, text):
+                    self.calls[index][1] += text
+        return parts

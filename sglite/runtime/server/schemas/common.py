@@ -1,0 +1,91 @@
+"""What the APIs share: sampling fields with the bounds that no limit of the server can widen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+
+
+class Body(BaseModel):
+    """A request body: strict types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Loose(BaseModel):
+    """A part of a body that clients send back with whatever they were given in it; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class SamplingFields(Body):
+    """Sampling in OpenAI's words, and this server's own beside them (an OpenAI client sends those as `extra_body`)."""
+
+    temperature: Number | None = None
+    top_p: Number | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: Seed | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: list[TokenId] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+class ConstraintFields(Body):
+    """Constraints beside `response_format`; at most one."""
+
+    regex: str | None = None
+    choice: list[str] | None = None
+    ebnf: str | None = None
+    lark: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    guided_json: dict[str, Any] | str | None = None  # vLLM's names
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    whitespace: Literal["compact", "single"] = "compact"
+    on_unsupported: Literal["error", "validate"] | None = None
+    close_on_budget: bool = False
+    jump_forward: bool = True
+
+
+class IgnoredFields(Body):
+    """Fields of OpenAI's that change nothing here: bookkeeping and hints for OpenAI's own service."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class StreamOptions(Loose):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class FunctionSpec(Loose):
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None

@@ -1,0 +1,26 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from sglite.runtime.server.schemas.chat import ResponseFormat
+from sglite.runtime.server.schemas.common import (
+    ConstraintFields,
+    Count,
+    IgnoredFields,
+    SamplingFields,
+    StreamOptions,
+    TokenId,
+)
+
+
+class CompletionRequest(SamplingFields, ConstraintFields, IgnoredFields):
+    model: str | None = None
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Count | None = 16
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    response_format: ResponseFormat | None = None

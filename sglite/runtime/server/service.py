@@ -1,0 +1,199 @@
+"""What every route works with: the engine, the limits, and the one way in which a request is carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from sglite.errors import EngineDead, InvalidRequest, RequestAborted, SgliteError
+from sglite.lang.client import Client
+from sglite.protocol import GenerateRequest, GrammarSpec, RequestOutput, SamplingParams, ScoreOutput, ScoreRequest
+from sglite.runtime.server.admission import Admission
+from sglite.runtime.server.auth import Tenant
+from sglite.runtime.server.chat.tools import tool_format
+from sglite.runtime.server.chat.turn import TurnPreparer
+from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.errors import DeadlineExceeded
+from sglite.runtime.server.metrics import ServerMetrics
+from sglite.runtime.server.middleware import RequestRecord
+from sglite.text.types import TextTokenizer
+
+# Above this many characters the prompt is rendered and tokenised on a thread, so that other streams are not held up.
+THREAD_CHARS = 4_000
+
+_PROBE = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class ServedEngine(Client, Protocol):
+    """A Client that also tells how it is. `sglite.Engine` is one."""
+
+    tokenizer: TextTokenizer
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def stats_async(self) -> dict[str, Any]: ...
+
+
+class Call:
+    """Who asked, under which id, until when."""
+
+    def __init__(self, tenant: Tenant, record: RequestRecord, *, timeout_s: float) -> None:
+        self.tenant = tenant
+        self.record = record
+        self.deadline = record.started + timeout_s  # time.monotonic() seconds
+        self._children = 0
+
+    def request_id(self) -> str:
+        """The tenant's id for the first engine request of this call, derived ones for the others. The tenant is part of
+        it, so that no tenant can clash with, or abort, another one's."""
+        self._children += 1
+        suffix = "" if self._children == 1 else f":{self._children}"
+        return f"{self.tenant.name}:{self.record.request_id}{suffix}"
+
+
+class Service:
+    def __init__(self, engine: ServedEngine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.tokenizer = engine.tokenizer
+        self.admission = Admission(
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+        )
+        self.metrics = ServerMetrics()
+        self.started = time.time()  # of the server, Unix seconds
+        self.turns = TurnPreparer(
+            engine.tokenizer,
+            tool_format(config.tool_format, engine.tokenizer),
+            strictness=config.tool_strictness,
+            reasoning=config.reasoning,
+        )
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.engine.model_info.name
+
+    def check_model(self, asked: str | None) -> None:
+        if self.config.check_model_name and asked not in (None, self.model_name):
+            error = InvalidRequest(f"the model {asked!r} is not served here; {self.model_name!r} is", param="model")
+            error.status, error.code = 404, "model_not_found"
+            raise error
+
+    def call(self, tenant: Tenant, record: RequestRecord, *, timeout_s: float | None = None) -> Call:
+        longest = self.config.request_timeout_s
+        return Call(tenant, record, timeout_s=longest if timeout_s is None else min(timeout_s, longest))
+
+    async def outputs(self, request: GenerateRequest, call: Call) -> AsyncGenerator[RequestOutput, None]:
+        """Carry one request out: wait for a place, run, observe. Raises the error that refused or ended it; closing the
+        generator aborts it."""
+        request = self._checked(msgspec.structs.replace(
+            request, request_id=call.request_id(), namespace=call.tenant.namespace, deadline=call.deadline
+        ))  # fmt: skip
+        place = self.admission.place(call.tenant.name, tokens=len(request.prompt), deadline=call.deadline)
+        try:
+            async with place as waited:
+                self.metrics.queue_time.observe(waited)
+                call.record.queue_s = waited
+                await self._compile(request.grammar)
+                async with aclosing(self._observed(request, call)) as observed:
+                    async for output in observed:
+                        yield output
+        except SgliteError as error:
+            self.metrics.requests.labels(error.code).inc()
+            if isinstance(error, RequestAborted) and time.monotonic() >= call.deadline:
+                raise DeadlineExceeded("the request took longer than it may") from error
+            raise
+
+    async def score(self, request: ScoreRequest, call: Call) -> ScoreOutput:
+        request = msgspec.structs.replace(request, request_id=call.request_id(), namespace=call.tenant.namespace)
+        async with self.admission.place(call.tenant.name, tokens=len(request.prompt)) as waited:
+            call.record.queue_s = waited
+            output = await self.engine.score_request(request)
+        call.record.usage = output.usage
+        return output
+
+    async def healthy(self, *, timeout_s: float = 10.0) -> bool:
+        """A token can be generated now."""
+        if not self.engine.alive:
+            return False
+        probe = GenerateRequest(
+            request_id=f"health:{uuid.uuid4().hex}",
+            prompt=(self._probe_token(),),
+            sampling_params=_PROBE,
+            namespace="health",
+            priority=-1,
+            stream=False,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with aclosing(self.engine.stream_request(probe)) as outputs:  # type: ignore[type-var]
+                    async for _ in outputs:
+                        pass
+        except (TimeoutError, SgliteError):
+            return False
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's counters; {} while it is down."""
+        try:
+            async with asyncio.timeout(2.0):
+                return await self.engine.stats_async()
+        except (TimeoutError, EngineDead):
+            return {}
+
+    async def encoded(self, text: str, **options: Any) -> tuple[int, ...]:
+        if len(text) < THREAD_CHARS:
+            return tuple(self.tokenizer.encode(text, **options))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, text, **options))
+
+    def _probe_token(self) -> int:
+        return self.tokenizer.encode("a")[0]
+
+    def _checked(self, request: GenerateRequest) -> GenerateRequest:
+        limit = self.engine.model_info.vocab_size
+        for name, ids in (
+            ("prompt", request.prompt),
+            ("stop_token_ids", request.sampling_params.stop_token_ids),
+            ("logit_bias", tuple(request.sampling_params.logit_bias or ())),
+        ):
+            assert not isinstance(ids, str)
+            if ids and not (min(ids) >= 0 and max(ids) < limit):
+                raise InvalidRequest(f"{name} holds a token id outside 0..{limit - 1}", param=name)
+        return request
+
+    async def _compile(self, grammar: GrammarSpec | None) -> None:
+        """Ahead of the request, so that a refusal costs no place in the engine and its time is seen."""
+        if grammar is None:
+            return
+        begun = time.monotonic()
+        await self.engine.compile_grammar(grammar)
+        self.metrics.grammar_time.observe(time.monotonic() - begun)
+
+    async def _observed(self, request: GenerateRequest, call: Call) -> AsyncGenerator[RequestOutput, None]:
+        metrics, record = self.metrics, call.record
+        last: dict[int, float] = {}
+        async with aclosing(self.engine.stream_request(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                now = time.monotonic()
+                if output.token_ids:
+                    if record.first_token_s is None:
+                        record.first_token_s = now - record.started
+                        metrics.first_token.observe(record.first_token_s)
+                    before = last.get(output.index)
+                    if before is not None:
+                        metrics.between_tokens.observe((now - before) / len(output.token_ids))
+                    last[output.index] = now
+                if output.finished:
+                    metrics.finished(output)
+                    metrics.total_time.observe(now - record.started)
+                    record.usage = output.usage if record.usage is None else record.usage + output.usage
+                    record.finish_reasons.append(str(output.finish_reason))
+                yield output
