@@ -1,33 +1,47 @@
-"""The engine core: takes requests, runs steps, gives outputs. One thread calls everything here."""
+"""The engine core: takes requests, runs steps, gives outputs. One thread calls everything here.
+
+A step is split at the logits, so that the device computes while the host prepares. Overlapped, with step n - 1
+still on the device:
+
+    schedule n          each decoding row is assumed to gain one token, which is read on the device
+    forward n           queued
+    apply n - 1         waits for that step's copy only; a row that ends here is stale in n, its token is dropped
+    fill masks n        while the forward runs
+    sample n            queued
+
+The plain loop does the same for one step at a time and gives the same tokens.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
-from sglite.grammar.matcher import BatchFiller, CompiledGrammar, Matcher
-from sglite.protocol import GenerateRequest, GrammarSpec, RequestOutput, ScoreOutput, ScoreRequest
-from sglite.runtime.batch import Executor
+from sglite.errors import GrammarViolation, InvalidRequest, Overloaded, SgliteError
+from sglite.grammar.matcher import CompiledGrammar
+from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
+from sglite.runtime.batch import Executor, PendingStep
+from sglite.runtime.cache.manager import CacheManager
 from sglite.runtime.config import EngineConfig, SamplingDefaults
+from sglite.runtime.constraint import GrammarService, constrain
+from sglite.runtime.intake import Intake
+from sglite.runtime.metrics import Metrics
+from sglite.runtime.request import Job, RequestStatus
+from sglite.runtime.scheduler.held import HeldRow, HeldRows
+from sglite.runtime.scheduler.masks import fill_masks
+from sglite.runtime.scheduler.outputs import OutputProcessor
+from sglite.runtime.scheduler.policy import WaitingList, make_order
+from sglite.runtime.scheduler.rows import RowTable, Step
+from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.text.types import TextTokenizer
 
+__all__ = ["EngineCore", "GrammarService"]
 
-class GrammarService(Protocol):
-    """What the engine asks of the grammar side. `sglite.grammar` provides it; tests use a fake."""
-
-    filler: BatchFiller
-
-    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """Never blocks. The future may be done already (cached). It fails with an error of errors.py; any other
-        exception ends the one request too."""
-        ...
-
-    def heal(self, token_id: int, inner: Matcher | None) -> Matcher | None:
-        """A matcher whose next tokens must continue the bytes of `token_id` and then follow `inner` (None: free).
-        None where no longer token begins with those bytes or the token is special: nothing to heal."""
-        ...
+_log = logging.getLogger(__name__)
+_NEUTRAL = SamplingDefaults()
 
 
 class EngineCore:
@@ -52,47 +66,356 @@ class EngineCore:
         config: EngineConfig,
         *,
         max_model_len: int,
-        defaults: SamplingDefaults = SamplingDefaults(),
+        defaults: SamplingDefaults = _NEUTRAL,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None: ...
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.max_model_len = max_model_len
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._clock = clock
+        self._cache = CacheManager(executor.num_pages, executor.page_size, enabled=config.prefix_cache)
+        self._table = RowTable(executor.max_rows, max_model_len, executor.page_size)
+        budget = config.max_step_tokens or (8192 if executor.overlaps else 512)
+        waiting = WaitingList(make_order(config.policy), max_wait_s=config.max_wait_s, gang_wait_s=config.gang_wait_s)
+        self._scheduler = Scheduler(
+            cache=self._cache,
+            table=self._table,
+            waiting=waiting,
+            held=HeldRows(),
+            metrics=self.metrics,
+            max_step_tokens=max(budget, executor.max_rows),
+            lease_s=config.lease_s,
+            hold_s=config.hold_s,
+            clock=clock,
+        )
+        self._outputs = OutputProcessor(
+            scheduler=self._scheduler,
+            table=self._table,
+            tokenizer=tokenizer,
+            config=config,
+            metrics=self.metrics,
+            clock=clock,
+        )
+        self._intake = Intake(
+            tokenizer,
+            config,
+            defaults,
+            max_model_len=max_model_len,
+            vocab_size=min(tokenizer.vocab_size, executor.vocab_size),
+            cache_tokens=executor.num_pages * executor.page_size,
+        )
+        self._jobs: dict[str, Job] = {}
+        self._compiled: deque[tuple[Job, Future[CompiledGrammar]]] = deque()  # filled by other threads
+        self._num_compiling = 0
+        self._deadlines: dict[str, float] = {}
+        self._queued: tuple[Step, PendingStep] | None = None  # the step on the device, when overlapped
+        self._overlap = executor.overlaps if config.overlap is None else config.overlap
+        self._waker: Callable[[], None] = _nobody
+
+    # -- requests
 
     def add(self, request: GenerateRequest | ScoreRequest) -> None:
         """Take a request in. Raises InvalidRequest, PromptTooLong, OutOfPages or Overloaded without changing
         anything; errors found later come as a RequestOutput / ScoreOutput with `error`."""
-        ...
-
-    def abort(self, request_id: str, reason: str = "aborted") -> None:
-        """End all completions of a request; each gives a last output with finish_reason "abort". A no-op for
-        unknown and finished ids."""
-        ...
-
-    def release(self, request_id: str) -> None:
-        """Give up a row that `hold` kept. A no-op for unknown ids."""
-        ...
+        now = self._clock()
+        self._check_new(request.request_id)
+        if isinstance(request, ScoreRequest):
+            self._enter(self._intake.score(request, now))
+            return
+        held = self._held_for(request)
+        self._check_combination(request)
+        job = self._intake.generate(request, now, held)
+        if held is not None:
+            self._scheduler.continue_held(held, job.requests[0])
+        self._jobs[job.request_id] = job
+        self.metrics.requests += 1
+        if request.deadline is not None:
+            self._deadlines[job.request_id] = request.deadline
+        if request.grammar is None:
+            self._start(job, None)
+            return
+        assert self._grammars is not None
+        for one in job.requests:
+            one.status = RequestStatus.WAITING_GRAMMAR
+        future = self._grammars.compile(request.grammar)
+        if future.done():
+            self._grammar_ready(job, future)
+            return
+        self._num_compiling += 1
+        future.add_done_callback(lambda done: self._on_compiled(job, done))
 
     def warm_prefix(
         self, request_id: str, token_ids: Sequence[int], *, namespace: str = "", lease_s: float = 60.0
     ) -> None:
         """Compute and lease a prefix. Answered by one finished RequestOutput; usage.prompt_tokens were kept."""
-        ...
+        self._check_new(request_id)
+        now = self._clock()
+        self._enter(self._intake.warm(request_id, token_ids, namespace=namespace, lease_until=now + lease_s, now=now))
+
+    def abort(self, request_id: str, reason: str = "aborted") -> None:
+        """End all completions of a request; each gives a last output with finish_reason "abort". A no-op for
+        unknown and finished ids."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            for request in job.requests:
+                if not request.finished:
+                    self._outputs.abort(request, reason)
+            self._forget_jobs()
+
+    def release(self, request_id: str) -> None:
+        """Give up a row that `hold` kept. A no-op for unknown ids."""
+        self._scheduler.release_held(request_id)
 
     def flush_cache(self) -> bool:
         """Drop every cached prefix that no running request uses. True when nothing is left in the cache."""
-        ...
+        return self._cache.flush()
 
     def set_waker(self, waker: Callable[[], None]) -> None:
         """`waker()` is called, from any thread, when has_work may have become true without a call from here."""
-        ...
+        self._waker = waker
+
+    def close(self) -> None:
+        """Abort everything and close the executor."""
+        for request_id in list(self._jobs):
+            self.abort(request_id, "the engine is closing")
+        self._executor.close()
+
+    # -- the loop
 
     @property
     def has_work(self) -> bool:
         """step() has something to do. False while every request only waits for a grammar."""
-        ...
+        return bool(self._scheduler.has_work or self._queued is not None or self._outputs.has_output or self._compiled)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """time.monotonic() seconds at which step() has something to do even without a waker's call."""
+        return min(self._deadlines.values(), default=None)
 
     def step(self) -> list[RequestOutput | ScoreOutput]:
         """One turn of the loop. Returns at once when there is nothing to do. Never raises for a request's sake."""
-        ...
+        now = self._clock()
+        self._take_in(now)
+        if self._overlap:
+            self._overlapped_step(now)
+        else:
+            self._plain_step(now)
+        self._forget_jobs()
+        self._measure()
+        return self._outputs.take()
 
-    def close(self) -> None:
-        """Abort everything and close the executor."""
-        ...
+    def _plain_step(self, now: float) -> None:
+        step = self._schedule(now)
+        if step is None:
+            return
+        try:
+            self._executor.forward(step.batch)
+            self._fill(step)
+            result = self._executor.sample(step.batch).wait()
+        except Exception as error:  # noqa: BLE001 - the one boundary: a step's failure ends its requests, not the loop
+            self._fail_step(step, error)
+            return
+        self._outputs.apply(step, result)
+
+    def _overlapped_step(self, now: float) -> None:
+        step = self._schedule(now)
+        failed: Exception | None = None
+        if step is not None:
+            try:
+                self._executor.forward(step.batch)
+            except Exception as error:  # noqa: BLE001 - as above
+                failed = error
+        self._apply_queued(step)
+        if step is None:
+            return
+        if failed is not None:
+            self._fail_step(step, failed)
+            return
+        try:
+            self._fill(step)
+            self._queued = step, self._executor.sample(step.batch)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail_step(step, error)
+
+    def _apply_queued(self, following: Step | None) -> None:
+        """The result of the step before; `following` is on the device behind it and may have read its KV."""
+        if self._queued is None:
+            return
+        (step, pending), self._queued = self._queued, None
+        try:
+            result = pending.wait()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail_step(step, error, following)
+            return
+        self._outputs.apply(step, result)
+
+    def _schedule(self, now: float) -> Step | None:
+        began = time.perf_counter()
+        step = self._scheduler.schedule(now)
+        for request, error in self._scheduler.taken_over():
+            if error is None:
+                self._outputs.finish_computed(request)
+            else:
+                self._outputs.fail(request, error)
+        if step is not None:
+            self.metrics.steps += 1
+        self.metrics.schedule_s += time.perf_counter() - began
+        return step
+
+    def _fill(self, step: Step) -> None:
+        if not step.masked:
+            return
+        began = time.perf_counter()
+        filler = None if self._grammars is None else self._grammars.filler
+        for request, error in fill_masks(step, self._executor.mask_buffer(), filler).items():
+            if not isinstance(error, SgliteError):
+                error = GrammarViolation(f"the grammar's mask failed: {type(error).__name__}: {error}")
+            self._outputs.fail(request, error)
+        self.metrics.mask_s += time.perf_counter() - began
+
+    def _fail_step(self, step: Step, error: Exception, following: Step | None = None) -> None:
+        """The requests of this step end; who shared what it was computing starts over."""
+        _log.exception("step %d failed", step.batch.step, exc_info=error)
+        self.metrics.failed_steps += 1
+        starts = step.batch.starts.tolist()
+        failed = [(r, s) for r, s in zip(step.requests, starts, strict=True) if not r.finished]
+        for request, start in failed:
+            if request.prefix is not None:
+                self._cache.taint(request.prefix, start)
+        for request, _ in failed:
+            if not request.finished:
+                self._outputs.fail(request, _step_error(error))
+        retracted = self._scheduler.recompute_tainted()
+        if following is not None:
+            following.dropped.update(retracted)
+        if self._queued is not None:
+            self._queued[0].dropped.update(retracted)
+
+    # -- coming in
+
+    def _take_in(self, now: float) -> None:
+        while self._compiled:
+            job, future = self._compiled.popleft()
+            self._num_compiling -= 1
+            self._grammar_ready(job, future)
+        if self._deadlines:
+            for request_id in [r for r, deadline in self._deadlines.items() if deadline <= now]:
+                del self._deadlines[request_id]
+                self.abort(request_id, "the request's deadline passed")
+        self._scheduler.release_expired(now)
+
+    def _on_compiled(self, job: Job, future: Future[CompiledGrammar]) -> None:
+        """Called by the grammar side's thread."""
+        self._compiled.append((job, future))
+        self._waker()
+
+    def _grammar_ready(self, job: Job, future: Future[CompiledGrammar]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            error = SgliteError("the grammar's compilation was cancelled")
+        if error is None:
+            self._start(job, future.result())
+            return
+        for request in job.requests:
+            if not request.finished:
+                self._outputs.fail(request, error)
+
+    def _start(self, job: Job, grammar: CompiledGrammar | None) -> None:
+        """Give each completion its matcher and put it in line."""
+        source = job.source
+        assert isinstance(source, GenerateRequest)
+        try:
+            if grammar is not None or source.heal or source.grammar_after:
+                constrain(job, grammar, self._grammars, self._tokenizer)
+        except Exception as error:  # noqa: BLE001 - the compiler boundary: an engine of grammars may raise anything
+            for request in job.requests:
+                if not request.finished:
+                    self._outputs.fail(request, error)
+            return
+        for request in job.requests:
+            if not request.finished:
+                request.status = RequestStatus.WAITING
+                self._outputs.start(request)
+            if not request.finished:
+                self._scheduler.add(request)
+
+    def _enter(self, job: Job) -> None:
+        self._jobs[job.request_id] = job
+        self.metrics.requests += 1
+        for request in job.requests:
+            self._scheduler.add(request)
+
+    # -- checks
+
+    def _check_new(self, request_id: str) -> None:
+        if request_id in self._jobs:
+            raise InvalidRequest(f"a request {request_id!r} is running already", param="request_id")
+        most = self.config.max_waiting
+        if most is not None and len(self._scheduler.waiting) + self._num_compiling >= most:
+            raise Overloaded(f"{most} requests are waiting; try again later")
+
+    def _held_for(self, request: GenerateRequest) -> HeldRow | None:
+        if request.continue_from is None:
+            return None
+        held = self._scheduler.held.get(request.continue_from)
+        if held is None:
+            raise InvalidRequest(
+                f"request {request.continue_from!r} holds no row (not finished, released or expired); send the whole"
+                " prompt instead",
+                param="continue_from",
+            )
+        if held.namespace.tenant != request.namespace:
+            raise InvalidRequest("continue_from names a request of another namespace", param="continue_from")
+        return held
+
+    def _check_combination(self, request: GenerateRequest) -> None:
+        several = request.sampling_params.n > 1
+        if several and (request.hold or request.continue_from is not None):
+            raise InvalidRequest("hold and continue_from work with n=1 only", param="n")
+        if self._grammars is None and (request.grammar is not None or request.heal):
+            raise InvalidRequest("this engine has no grammar support: grammar and heal do not work", param="grammar")
+        if request.think_budget is not None and not request.grammar_after:
+            raise InvalidRequest("think_budget needs grammar_after, the marker that it forces", param="think_budget")
+        if request.close_on_budget and request.grammar is None:
+            raise InvalidRequest("close_on_budget needs a grammar to close", param="close_on_budget")
+
+    # -- bookkeeping
+
+    def _forget_jobs(self) -> None:
+        for request_id in self._outputs.take_jobs_over():
+            self._jobs.pop(request_id, None)
+            self._deadlines.pop(request_id, None)
+
+    def _measure(self) -> None:
+        metrics, counts = self.metrics, self._cache.counts
+        metrics.running = len(self._scheduler.running)
+        metrics.waiting = len(self._scheduler.waiting)
+        metrics.waiting_grammar = self._num_compiling
+        metrics.held = len(self._scheduler.held)
+        metrics.pages_total = counts.total
+        metrics.pages_free = counts.free
+        metrics.pages_cached = counts.cached
+        metrics.pages_protected = counts.protected
+        metrics.pages_owned = counts.owned
+        metrics.evicted_pages = self._cache.num_evicted
+        if self.config.check_invariants:
+            for problem in self.problems():
+                metrics.accounting_problems += 1
+                _log.error("page accounting: %s", problem)
+
+    def problems(self) -> Iterable[str]:
+        """What is wrong with the page accounting; empty when all is well. O(all pages), for tests and debugging."""
+        return self._cache.problems([self._table.owned_pages(r) for r in self._scheduler.running])
+
+
+def _step_error(error: Exception) -> SgliteError:
+    if isinstance(error, SgliteError):
+        return error
+    return SgliteError(f"the step failed: {type(error).__name__}: {error}")
+
+
+def _nobody() -> None:
+    """No waker is set: the caller polls has_work."""
