@@ -19,6 +19,7 @@ from sglite.errors import GrammarError, GrammarTooLarge, SgliteError
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
 from sglite.grammar.fill import BatchFiller
+from sglite.grammar.heal import heal_token
 from sglite.grammar.layers import WithResidual
 from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.grammar.vocab import Vocab
@@ -101,6 +102,10 @@ class GrammarCompiler:
     def compile_now(self, spec: GrammarSpec) -> CompiledGrammar:
         """The same, waited for."""
         return self.compile(spec).result()
+
+    def heal(self, token_id: int, inner: Matcher | None) -> Matcher | None:
+        """See `sglite.grammar.heal.heal_token`."""
+        return heal_token(token_id, inner, self.vocab)
 
     def warm(self) -> Future[None]:
         """Make the tokenizer tables ahead of the first constraint."""

@@ -1,0 +1,189 @@
+"""Healing the boundary between a prompt's text and what is generated after it.
+
+Where the author's text ended inside what the model knows as one token ("http" + "s"), the last token of the prompt is
+dropped and the next tokens must spell its bytes again, but may go on beyond them:
+
+    prefix bytes        |h t t p|
+    a token may be      |h t|            inside: the rest of the prefix is still owed
+                        |h t t p|        the prefix exactly: what follows is ruled by the inner matcher
+                        |h t t p s : /|  beyond: its rest must be legal for the inner matcher
+
+The emitted text begins with the prefix; whoever shows it skips that many bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglite.grammar import bitmask
+from sglite.grammar.matcher import Bitmask, Matcher
+from sglite.grammar.vocab import Vocab
+
+MAX_PROBES = 2_000  # rests that are tried on the inner matcher for one mask; a healed mask may be that much narrower
+
+
+def heal_token(token_id: int, inner: Matcher | None, vocab: Vocab) -> HealedMatcher | None:
+    """A matcher that must continue the bytes of `token_id`; None where no other token begins with them."""
+    prefix = vocab.tokens[token_id] if 0 <= token_id < vocab.size else b""
+    if not prefix or not vocab.reaches_over(prefix):
+        return None
+    return HealedMatcher(prefix, inner, vocab)
+
+
+def heal_prefix(token_ids: Sequence[int], vocab: Vocab) -> tuple[list[int], bytes] | None:
+    """The ids that stay and the bytes to continue; None where there is nothing to heal."""
+    if not token_ids or heal_token(token_ids[-1], None, vocab) is None:
+        return None
+    return list(token_ids[:-1]), vocab.tokens[token_ids[-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Beyond:
+    """Tokens that begin with a prefix and go on."""
+
+    token_ids: NDArray[np.int64]
+    rest_ids: NDArray[np.int64]  # the token that is exactly the rest, or -1
+    rests: tuple[bytes, ...]
+
+
+class HealedMatcher:
+    """See `sglite.grammar.matcher.Matcher`. `inner` None: free text after the prefix."""
+
+    def __init__(self, prefix: bytes, inner: Matcher | None, vocab: Vocab) -> None:
+        self.prefix = prefix
+        self._inner = inner
+        self._vocab = vocab
+        self._at = 0  # bytes of the prefix that are there already
+        self._steps: list[tuple[int, int]] = []  # per token: bytes of the prefix, tokens given to inner
+
+    @property
+    def below(self) -> Matcher | None:
+        """For the batch filler: past the prefix this mask is the inner one."""
+        return self._inner if self._healed else None
+
+    def finish_fill(self, row: Bitmask) -> None:
+        """The mask of `below` stands as it is."""
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for done, token_id in enumerate(token_ids):
+            step = self._step(token_id)
+            if step is None:
+                return done
+            self._at += step[0]
+            self._steps.append(step)
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        assert 0 <= num_tokens <= len(self._steps), "rollback past the start"
+        if num_tokens == 0:
+            return
+        undone = self._steps[-num_tokens:]
+        del self._steps[-num_tokens:]
+        self._at -= sum(num_bytes for num_bytes, _ in undone)
+        inner_tokens = sum(num for _, num in undone)
+        if self._inner is not None and inner_tokens:
+            self._inner.rollback(inner_tokens)
+
+    def fork(self) -> HealedMatcher:
+        twin = HealedMatcher(self.prefix, None if self._inner is None else self._inner.fork(), self._vocab)
+        twin._at, twin._steps = self._at, list(self._steps)
+        return twin
+
+    def fill(self, row: Bitmask) -> None:
+        if not self._healed:
+            self._fill_prefix(row)
+        elif self._inner is None:
+            row.fill(-1)
+        else:
+            self._inner.fill(row)
+
+    def forced(self) -> list[int]:
+        return self._inner.forced() if self._healed and self._inner is not None else []
+
+    @property
+    def can_stop(self) -> bool:
+        return self._healed and (self._inner is None or self._inner.can_stop)
+
+    @property
+    def finished(self) -> bool:
+        return self._healed and self._inner is not None and self._inner.finished
+
+    @property
+    def _healed(self) -> bool:
+        return self._at == len(self.prefix)
+
+    def _step(self, token_id: int) -> tuple[int, int] | None:
+        """What accepting the token means; the inner matcher has moved where it is legal."""
+        if self._healed:
+            if self._inner is None:
+                return (0, 0)
+            return (0, 1) if self._inner.accept([token_id]) else None
+        text = self._vocab.tokens[token_id] if 0 <= token_id < self._vocab.size else b""
+        owed = self.prefix[self._at :]
+        if text and owed.startswith(text):
+            return (len(text), 0)
+        if not text.startswith(owed):
+            return None
+        if self._inner is None:
+            return (len(owed), 0)
+        rest = self._spell(text[len(owed) :])
+        if rest is None:
+            return None
+        taken = self._inner.accept(rest)
+        if taken < len(rest):
+            self._inner.rollback(taken)
+            return None
+        return (len(owed), len(rest))
+
+    def _fill_prefix(self, row: Bitmask) -> None:
+        owed = self.prefix[self._at :]
+        legal = [*self._vocab.inside(owed), *self._vocab.with_bytes(owed)]
+        beyond = self._beyond(owed)
+        if self._inner is None:
+            allowed = beyond.token_ids
+        else:
+            allowed = beyond.token_ids[self._legal_rests(beyond, self._inner)]
+        row[:] = bitmask.of([*legal, *allowed.tolist()], self._vocab.size)
+
+    def _beyond(self, owed: bytes) -> _Beyond:
+        token_ids = np.array([i for i in self._vocab.extending(owed) if self._vocab.tokens[i] != owed], dtype=np.int64)
+        rests = tuple(self._vocab.tokens[i][len(owed) :] for i in token_ids)
+        rest_ids = np.array([(*self._vocab.with_bytes(r), -1)[0] for r in rests], dtype=np.int64)
+        return _Beyond(token_ids, rest_ids, rests)
+
+    def _legal_rests(self, beyond: _Beyond, inner: Matcher) -> NDArray[np.bool_]:
+        """Which rests the inner matcher takes: by its mask where the rest is a token, else by trying it.
+
+        At a forced place the mask names one canonical token only, so there every rest is tried.
+        """
+        row = bitmask.empty(self._vocab.size)
+        inner.fill(row)
+        forced = inner.forced()
+        flags = np.unpackbits(row.view(np.uint8), bitorder="little").astype(bool)
+        known = (beyond.rest_ids >= 0) & (not forced)
+        legal = np.zeros(len(beyond.rests), dtype=bool)
+        legal[known] = flags[beyond.rest_ids[known]]
+        first = {self._vocab.tokens[i][:1] for i in (forced[:1] or bitmask.ids(row).tolist())}
+        unknown = [i for i in np.flatnonzero(~known) if beyond.rests[i][:1] in first]
+        for i in unknown[:MAX_PROBES]:
+            tokens = self._spell(beyond.rests[i])
+            if tokens is not None:
+                taken = inner.accept(tokens)
+                inner.rollback(taken)
+                legal[i] = taken == len(tokens)
+        return legal
+
+    def _spell(self, text: bytes) -> list[int] | None:
+        """Some tokens that spell the bytes: longest first. None where the vocabulary lacks a byte."""
+        found: list[int] = []
+        while text:
+            size = next((n for n in range(len(text), 0, -1) if self._vocab.with_bytes(text[:n])), 0)
+            if size == 0:
+                return None
+            found.append(self._vocab.with_bytes(text[:size])[0])
+            text = text[size:]
+        return found
