@@ -319,7 +319,7 @@ class Scheduler:
                 self._cache.release(prefix)
                 break
             admitted.append(request)
-            if request.status is RequestStatus.RUNNING:
+            if request.row >= 0:  # else it had nothing to compute and is over
                 computed = int(self._table.computed[request.row])
                 n = self._before_sample(request, computed, min(request.end, request.num_tokens) - computed)
                 n = min(n, budget)
