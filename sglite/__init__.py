@@ -73,7 +73,8 @@ _HOMES: dict[str, str] = {
     "OpenAI": "sglite.lang.backends.openai",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__"]
+__all__ += sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -146,3 +146,5 @@ from sglite.protocol import (
     Usage as Usage,
 )
 from sglite.runtime.async_engine import Engine as Engine
+
+__all__: list[str]

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import jinja2.ext
@@ -173,22 +173,16 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols], autoescape=False
         )
-        self.filters["tojson"] = _tojson
-        self.filters["sglite_ticking"] = _ticking
-        self.filters["sglite_concat"] = _concat
-        self.filters["join"] = _join
-        self.filters["replace"] = _replace
-        self.filters["format"] = _format
-        for name in ("center", "wordwrap", "urlize", "pprint", "xmlattr"):  # costly, and no use to a prompt
-            del self.filters[name]
+        filters: dict[str, Callable[..., Any]] = {**self.filters, **_FILTERS}
+        self.filters = {name: made for name, made in filters.items() if name not in _COSTLY}
+        variables: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.globals = {**self.globals, **variables}
         del self.globals["lipsum"]
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            loop.iter = _filtered(loop.iter, "sglite_ticking")
+            loop.iter = _filtered(cast(nodes.Expr, loop.iter), "sglite_ticking")
         return _replace_concats(tree)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +275,8 @@ def _format(text: str, *args: Any, **kwargs: Any) -> str:
 def _filtered(node: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
     made = nodes.Filter(node, name, args or [], [], None, None)
     made.set_lineno(node.lineno)
-    made.set_environment(node.environment)
+    if node.environment is not None:
+        made.set_environment(node.environment)
     return made
 
 
@@ -300,7 +295,7 @@ def _replace_concats(tree: Any) -> Any:
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks assistant text for training; here its body is simply text."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -326,3 +321,14 @@ def _raise_exception(message: str) -> str:
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
+
+
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "tojson": _tojson,
+    "join": _join,
+    "replace": _replace,
+    "format": _format,
+    "sglite_ticking": _ticking,
+    "sglite_concat": _concat,
+}
+_COSTLY = frozenset({"center", "wordwrap", "urlize", "pprint", "xmlattr"})  # and no use to a prompt

@@ -43,7 +43,7 @@ class Tokenizer:
         self._added: dict[int, str] = {i: str(t.content) for i, t in added.items()}
         self.stop_token_ids: tuple[int, ...] = tuple(stop_token_ids)
         self.bos_token_id: int | None = None if bos_token is None else backend.token_to_id(bos_token)
-        marks = {*self.stop_token_ids, self.bos_token_id} & added.keys()
+        marks = {i for i in (*self.stop_token_ids, self.bos_token_id) if i is not None and i in added}
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | marks
         # The base vocabulary is dense in every real tokenizer, but added ids may lie beyond holes.
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)

@@ -258,6 +258,6 @@ def _split_pairs(values: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def _pieces(values: NDArray[Any], size: int = 1 << 24) -> Iterator[memoryview]:
-    data = memoryview(np.ascontiguousarray(values)).cast("B")
+    data = np.ascontiguousarray(values).data.cast("B")
     for at in range(0, len(data), size):
         yield data[at : at + size]
