@@ -1,12 +1,12 @@
-"""What a program needs of whatever answers it. sglite.Engine satisfies it; so do the remote backends and the test double.
+"""What a program needs of whatever answers it: sglite.Engine, the remote backends, the test double.
 
 A client with `tokenizer` None takes and gives text only (an OpenAI-compatible API); the interpreter then sends text.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from sglite.protocol import (
     Coverage,
@@ -49,4 +49,15 @@ class Client(Protocol):
 
     async def flush_cache(self) -> bool:
         """Drop all cached prefixes that no running request uses."""
+        ...
+
+
+@runtime_checkable
+class ChatClient(Client, Protocol):
+    """A client that takes a chat's messages instead of a prompt."""
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], request: GenerateRequest
+    ) -> AsyncIterator[RequestOutput]:
+        """As `stream_request`; the request's prompt is not looked at."""
         ...

@@ -1,0 +1,483 @@
+"""One state of a running program: a queue of operations, carried out in order by one task, and the variables.
+
+The program's code appends operations and goes on; the task carries them out on the program loop. A variable is bound
+when its operation is appended, to a slot that the operation fills: a read finds the slot by name and waits for it. So
+reads see the program's order whatever has been carried out, and a fork sees what its parent had bound.
+
+    program's code                          program loop
+    append(Gen "x")  -> slot x, queue --->  task: prompt -> client -> transcript, slot x filled
+    read("x")        -> wait(slot x) <----
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
+from sglite.lang.bridge import until_done, wait
+from sglite.lang.nodes import (
+    Gen,
+    Image,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    SeparateReasoning,
+    Text,
+    flatten,
+)
+from sglite.lang.session import Session
+from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_pieces, variable_texts
+from sglite.lang.transcript import Mark, Transcript, text_since
+from sglite.protocol import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a variable holds. `raw`: the text (a list of them for n > 1 or after a join) that `value` was made of."""
+
+    value: Any
+    raw: Any
+    meta: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A variable's binding. `pieces`: its text as it streams in, each with the meta info of its output."""
+
+    future: Future[Outcome] = field(default_factory=Future)
+    pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Node):
+    """Give every child what this state has said up to here."""
+
+    children: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Node):
+    """Complete `future` with the text and the messages up to here."""
+
+    future: Future[tuple[str, list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate(Node):
+    """Append what the children have said since the fork."""
+
+    children: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    node: Node
+    step: int
+    slots: dict[str, Slot]
+
+
+# Carried out only together with an operation that needs them: nobody sees text that nobody reads.
+_LAZY = (Text, RoleBegin, RoleEnd, ScopeBegin)
+
+CarryOut = Callable[["Branch", Item], Coroutine[Any, Any, None]]
+
+
+class Branch:
+    def __init__(self, session: Session, carry_out: CarryOut, *, parent: Branch | None = None) -> None:
+        self.session = session
+        self.slots: dict[str, Slot] = {} if parent is None else dict(parent.slots)
+        self.assigned: dict[str, None] = {}  # names bound since the fork, in order
+        self.failed: ProgramError | None = None
+        self._carry_out = carry_out
+        self._lock = threading.Lock()
+        self._queue: deque[Item] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._current: Item | None = None
+        self._running = False
+        self._seeded = parent is None
+        self._open_role = None if parent is None else parent._open_role
+        self._open_scopes: list[str] = []
+        # From here on: touched by the task alone.
+        self.transcript: Transcript = session.new_transcript()
+        self.chat: list[dict[str, Any]] = []
+        self.role: str | None = None
+        self.role_mark: Mark | None = None
+        self.scopes: dict[str, Mark] = {}
+        self.fork_mark: Mark = self.transcript.mark()
+        self.written: dict[str, Outcome] = {}  # by the generations carried out so far
+        self.last_request_id: str | None = None
+        self.siblings = 1  # how many forks make their first call together with this one
+        self._watchers: list[asyncio.Future[None]] = []
+
+    # ---- the program's side: any thread -------------------------------------------------------------------------
+
+    def append(self, node: Node) -> None:
+        """Raises ProgramSyntaxError for what cannot stand here, and the state's error if it has failed."""
+        nodes = flatten(node)
+        self._check(nodes)
+        items = [Item(n, self.session.next_step(), {name: Slot() for name in _names(n)}) for n in nodes]
+        if self.session.returned.done():
+            raise ProgramSyntaxError("the program has ended; nothing can be appended to its state any more")
+        if not items:
+            return
+        self._enqueue(items)
+        for item in items:
+            for name, slot in item.slots.items():
+                self._bind(name, slot)
+
+    def read(self, name: str) -> Any:
+        return self._outcome(name).value
+
+    def raw(self, name: str) -> Any:
+        return self._outcome(name).raw
+
+    def meta(self, name: str) -> Any:
+        """None where the variable was not made by the model."""
+        return self._outcome(name).meta if name in self.slots else None
+
+    def slot(self, name: str) -> Slot:
+        slot = self.slots.get(name)
+        if slot is None:
+            known = ", ".join(self.slots) or "none"
+            raise KeyError(f"the program has not set {name!r} (set so far: {known})")
+        return slot
+
+    def assign(self, name: str, value: Any, *, raw: Any = None, meta: Any = None) -> None:
+        slot = Slot()
+        slot.future.set_result(Outcome(value, value if raw is None else raw, meta))
+        self._bind(name, slot)
+
+    def fork(self, size: int) -> list[Branch]:
+        children = [Branch(self.session, self._carry_out, parent=self) for _ in range(size)]
+        self._enqueue([Item(Fork(tuple(children)), self.session.next_step(), {})])
+        return children
+
+    def gather(self, children: Sequence[Branch], *, on_error: str, scalar: bool = False) -> None:
+        """Wait for the children and bind what they bound: a list with one entry a child, in order (None where a child
+        has no such variable); with `scalar` the one child's own values."""
+        self.await_all(children, cancel=on_error == "raise")
+        for name in dict.fromkeys(name for child in children for name in child.assigned):
+            found = [child._entry(name) for child in children]
+            if scalar:
+                self.assign(name, found[0].value, raw=found[0].raw, meta=found[0].meta)
+            else:
+                self.assign(name, [f.value for f in found], raw=[f.raw for f in found], meta=[f.meta for f in found])
+
+    def concatenate(self, children: Sequence[Branch]) -> None:
+        self.await_all(children, cancel=True)
+        self._enqueue([Item(Concatenate(tuple(children)), self.session.next_step(), {})])
+
+    def await_all(self, children: Sequence[Branch], *, cancel: bool) -> None:
+        """Wait until all have carried out what they have. `cancel`: at the first failure stop the others and raise."""
+        done: Future[None] = Future()
+        lock = threading.Lock()
+        left = len(children)
+
+        def one_done(future: Future[Any]) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if done.done():
+                    return
+                if cancel and future.exception() is not None:
+                    done.set_exception(future.exception())
+                elif left == 0:
+                    done.set_result(None)
+
+        for child in children:
+            child.snapshot().add_done_callback(one_done)
+        try:
+            wait(done)
+        except ProgramError:
+            failed = next((c for c in children if c.failed is not None), None)
+            for child in children:
+                child.cancel("another fork of the same group failed")
+                child.seen()
+            if failed is not None:
+                error = failed.failure()
+                raise error from error.__cause__
+            raise
+
+    def snapshot(self) -> Future[tuple[str, list[dict[str, Any]]]]:
+        """The text and the messages when everything appended so far is carried out."""
+        future: Future[tuple[str, list[dict[str, Any]]]] = Future()
+        if not self._try_enqueue([Item(Snapshot(future), -1, {})]):
+            future.set_exception(self.failed)
+        return future
+
+    async def read_async(self, name: str) -> Any:
+        slot = self.slot(name)
+        await until_done(slot.future)
+        return self.read(name)
+
+    def has(self, name: str) -> bool:
+        return name in self.slots
+
+    def sync(self) -> None:
+        self._settled()
+
+    def text(self) -> str:
+        return self._settled()[0]
+
+    def messages(self) -> list[dict[str, Any]]:
+        return self._settled()[1]
+
+    def error(self) -> ProgramError | None:
+        """Of this state, else what the program's function raised."""
+        with contextlib.suppress(ProgramError):
+            self._settled()
+        if self.failed is not None:
+            return self.failure()
+        return self.session.error
+
+    def can_append(self) -> bool:
+        return self.failed is None and not self.session.returned.done()
+
+    def usage(self) -> Usage:
+        return self.session.usage
+
+    def warmed_tokens(self) -> int:
+        return self.session.warmed_tokens
+
+    def text_iter(self, name: str | None) -> Iterator[str]:
+        return iterate(text_pieces(self) if name is None else variable_texts(self, name))
+
+    def text_async_iter(self, name: str | None, *, with_meta: bool) -> AsyncIterator[Any]:
+        if name is None:
+            return iterate_async(text_pieces(self))
+        return iterate_async(variable_pieces(self, name) if with_meta else variable_texts(self, name))
+
+    def _settled(self) -> tuple[str, list[dict[str, Any]]]:
+        future = self.snapshot()
+        try:
+            return wait(future)
+        except ProgramError:
+            if self.failed is not None:
+                error = self.failure()
+                raise error from error.__cause__
+            raise
+
+    def failure(self) -> ProgramError:
+        """The state's error, made anew: several threads may raise it."""
+        assert self.failed is not None
+        made = ProgramError(
+            self.failed.message, program=self.failed.program, step=self.failed.step, variable=self.failed.variable
+        )
+        made.status = self.failed.status
+        made.__cause__ = self.failed.__cause__
+        self.seen()
+        return made
+
+    def seen(self) -> None:
+        """Somebody has got the error: the end of the run need not raise it again."""
+        with self.session.lock:
+            if self in self.session.failed:
+                self.session.failed.remove(self)
+
+    def cancel(self, reason: str) -> None:
+        """Stop at once: a request in flight is aborted, and reads raise. A no-op for a state with nothing to do."""
+        with self._lock:
+            if not self._queue and not self._running and self._seeded:
+                return
+        self.session.loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _outcome(self, name: str) -> Outcome:
+        slot = self.slot(name)
+        try:
+            return wait(slot.future)
+        except ProgramError:
+            if self.failed is not None:
+                raise self.failure() from self.failed.__cause__
+            raise
+
+    def _entry(self, name: str) -> Outcome:
+        if self.failed is not None:
+            error = self.failure()
+            return Outcome(error, error)
+        if name not in self.slots:
+            return Outcome(None, None)
+        return wait(self.slots[name].future)
+
+    def _bind(self, name: str, slot: Slot) -> None:
+        self.slots[name] = slot
+        self.assigned[name] = None
+        if self._watchers:
+            self.session.loop.call_soon_threadsafe(self.notify)
+
+    def _check(self, nodes: Sequence[Node]) -> None:
+        """Roles and scopes open and close in pairs. Changes the record of what is open only if all is well."""
+        role, scopes = self._open_role, list(self._open_scopes)
+        for node in nodes:
+            match node:
+                case RoleBegin(name):
+                    if role is not None:
+                        raise ProgramSyntaxError(f"a {name} message cannot begin inside a {role} message")
+                    role = name
+                case RoleEnd(name):
+                    if role != name:
+                        raise ProgramSyntaxError(f"no {name} message is open that could end here")
+                    role = None
+                case ScopeBegin(name):
+                    scopes.append(name)
+                case ScopeEnd(name):
+                    if name not in scopes:
+                        raise ProgramSyntaxError(f"no scope {name!r} is open that could end here")
+                    scopes.remove(name)
+                case Image():
+                    raise ProgramSyntaxError("no supported model takes images or videos; send text only")
+                case _:
+                    pass
+        self._open_role, self._open_scopes = role, scopes
+
+    def _enqueue(self, items: Sequence[Item]) -> None:
+        if self.session.cancelled is not None:
+            raise self.session.wrap(RequestAborted(self.session.cancelled))
+        if not self._try_enqueue(items):
+            error = self.failure()
+            raise error from error.__cause__
+
+    def _try_enqueue(self, items: Sequence[Item]) -> bool:
+        """False: the state has failed."""
+        with self._lock:
+            if self.failed is not None:
+                return False
+            self._queue.extend(items)
+            needed = self.session.stream or not all(isinstance(item.node, _LAZY) for item in items)
+            start = self._seeded and not self._running and needed
+            if start:
+                self._running = True
+        if start:
+            with self.session.lock:
+                self.session.busy.add(self)
+            self.session.loop.call_soon_threadsafe(self._start)
+        return True
+
+    # ---- the task's side: the program loop ------------------------------------------------------------------------
+
+    def seed(self, parent: Branch, *, siblings: int) -> None:
+        """Begin where the parent is now."""
+        self.transcript = parent.transcript.fork()
+        self.chat = list(parent.chat)
+        self.role, self.role_mark = parent.role, parent.role_mark
+        self.fork_mark = self.transcript.mark()
+        self.last_request_id = parent.last_request_id
+        self.siblings = siblings
+        with self._lock:
+            self._seeded = True
+            start = bool(self._queue) and not self._running
+            self._running = self._running or start
+        if start:
+            with self.session.lock:
+                self.session.busy.add(self)
+            self._start()
+
+    def show(self, text: str) -> None:
+        """Generated text, as it comes."""
+        if text:
+            self.transcript.pieces.append(text)
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake whoever streams from this state."""
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    async def changed(self) -> None:
+        watcher = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    @property
+    def pending(self) -> bool:
+        return self._running or bool(self._queue)
+
+    @property
+    def has_more(self) -> bool:
+        """The program has appended more than what is being carried out."""
+        return bool(self._queue)
+
+    def text_since_fork(self) -> str:
+        return text_since(self.transcript, self.fork_mark)
+
+    def _start(self) -> None:
+        self._task = self.session.loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._running = False
+                    self._task = None
+                    break
+                self._current = self._queue.popleft()
+            try:
+                await self._carry_out(self, self._current)
+            except asyncio.CancelledError:
+                self.fail(RequestAborted("cancelled"))
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this program's and reaches its caller
+                self.fail(error)
+                return
+            self._current = None
+            self.notify()
+        with self.session.lock:
+            if not self._running:
+                self.session.busy.discard(self)
+        self.notify()
+
+    def fail(self, error: BaseException, *, silent: bool = False) -> None:
+        """End the state with an error: what is queued is given up, and every wait for it raises."""
+        if self.failed is not None:
+            return
+        item, self._current = self._current, None
+        made = self.session.wrap(
+            error, step=item.step if item else None, variable=next(iter(item.slots), None) if item else None
+        )
+        with self._lock:
+            self.failed = made
+            given_up = [*([item] if item else []), *self._queue]
+            self._queue.clear()
+            self._running = False
+            self._seeded = True
+        with self.session.lock:
+            self.session.busy.discard(self)
+            if not silent and not isinstance(error, RequestAborted):
+                self.session.failed.append(self)
+        for gone in given_up:
+            for slot in gone.slots.values():
+                slot.future.set_exception(made)
+            if isinstance(gone.node, Snapshot) and not gone.node.future.done():
+                gone.node.future.set_exception(made)
+            if isinstance(gone.node, Fork):
+                for child in gone.node.children:
+                    child.fail(made, silent=True)
+        self.notify()
+
+    def _cancel(self, reason: str) -> None:
+        task = self._task
+        self.fail(RequestAborted(reason))
+        if task is not None:
+            task.cancel()
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    """The variables that a node sets."""
+    match node:
+        case Gen(name=str(name)) | Select(name=str(name)) | ScopeEnd(name):
+            return (name,)
+        case SeparateReasoning(names=names):
+            return (*names, *(f"{name}_reasoning_content" for name in names))
+        case _:
+            return ()

@@ -1,0 +1,298 @@
+"""Between plain synchronous programs and the event loop: who waits where.
+
+    caller's thread        run(): the program's function runs here; a read blocks the thread
+    worker threads (<= 32) run_batch() and stream=True: many functions a thread, each in a greenlet; a read gives the
+                           thread to the next function, so a thousand programs need no thousand threads
+    coroutine              async def: a read inside it (`s["x"]`) gives the event loop to the other tasks
+    program loop           one thread with the event loop on which all operations are carried out
+
+A function that blocks in a tool (time.sleep, requests) holds its worker; the operations of all programs go on, and new
+functions start on other workers. All waiting is on `concurrent.futures.Future`s, which any thread may complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import itertools
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from typing import Any, Generic, Protocol, TypeVar
+
+import greenlet
+
+from sglite.errors import ProgramSyntaxError
+
+T = TypeVar("T")
+MAX_WORKERS = 32
+IDLE_S = 5.0  # a worker without a program ends after that long
+EXIT_S = 1.0  # how long interpreter exit waits for a thread that is busy in a program's code
+
+
+def wait(future: Future[T]) -> T:
+    """The future's result, by whatever way of waiting fits the place of the call."""
+    if not future.done():
+        current = greenlet.getcurrent()
+        if isinstance(current, _Function):
+            current.wait(future)
+        elif isinstance(current, _Step):
+            current.give_back(future)
+        elif getattr(_thread, "is_program_loop", False):
+            raise ProgramSyntaxError(
+                "this read would stop the event loop: in a task that the program started itself, "
+                "use `await s.get(name)` instead of `s[name]`"
+            )
+    return future.result()
+
+
+_thread = threading.local()  # is_program_loop: set once by each loop thread
+
+
+class LoopThread:
+    """An event loop on a daemon thread of its own, ended at interpreter exit."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        _thread.is_program_loop = True
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for it; an interrupt (Ctrl-C) cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return wait(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(EXIT_S)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+class _Lazy(Generic[C]):
+    """A thing made at its first use, once, whichever thread comes first; closed at interpreter exit.
+
+    Greenlets live on threads of their own: if the interpreter killed such a thread at its exit, the C stack would be
+    unwound in the middle of a switch. So exit stops them in order.
+    """
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: C | None = None
+
+    def __call__(self) -> C:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+                atexit.register(self._made.close)
+            return self._made
+
+
+program_loop = _Lazy(lambda: LoopThread("sglite-programs"))
+"""Carries out all operations."""
+
+coroutine_loop = _Lazy(lambda: LoopThread("sglite-coroutines"))
+"""Runs `async def` programs that are started from synchronous code; a blocking one stops only its like."""
+
+
+# ---- synchronous functions: greenlets on workers ---------------------------------------------------------------
+
+
+class _Function(greenlet.greenlet):
+    """One synchronous function on a worker. Only the worker's own thread refers to it: others know its number."""
+
+    def __init__(self, worker: _Worker, number: int, job: _Job) -> None:
+        super().__init__(job.run)
+        self.gr_context = job.context
+        self._worker = worker
+        self._number = number
+
+    def wait(self, future: Future[Any]) -> None:
+        worker, number = self._worker, self._number
+        future.add_done_callback(lambda _: worker.resume(number))
+        assert self.parent is not None
+        self.parent.switch()
+
+
+class _Worker:
+    """A thread that switches between the functions it has begun. Greenlets cannot move to another thread."""
+
+    def __init__(self, pool: WorkerPool, first: _Job) -> None:
+        self._pool = pool
+        self.ready: deque[_Job | int] = deque([first])
+        self.wake = threading.Condition(pool.lock)
+        self.idle = False
+        self._functions: dict[int, _Function] = {}
+        self._numbers = itertools.count()
+        self.thread = threading.Thread(target=self._main, name="sglite-worker", daemon=True)
+        self.thread.start()
+
+    def resume(self, number: int) -> None:
+        with self._pool.lock:
+            self.ready.append(number)
+            self.wake.notify()
+
+    def _main(self) -> None:
+        while (item := self._next()) is not None:
+            if isinstance(item, int):
+                number = item
+            else:
+                number = next(self._numbers)
+                self._functions[number] = _Function(self, number, item)
+            self._functions[number].switch()
+            if self._functions[number].dead:
+                del self._functions[number]
+        self._functions.clear()  # on this thread, where greenlets must end
+
+    def _next(self) -> _Job | int | None:
+        pool = self._pool
+        with pool.lock:
+            while not pool.closed:
+                if self.ready:
+                    return self.ready.popleft()
+                if pool.waiting:
+                    return pool.waiting.popleft()
+                self.idle = True
+                woken = self.wake.wait(None if self._functions else IDLE_S)
+                self.idle = False
+                if not woken and not self.ready and not pool.waiting:
+                    break
+            pool.workers.remove(self)
+            return None
+
+
+class _Job:
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.context = contextvars.copy_context()
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        try:
+            result = self._function()
+        except BaseException as error:  # noqa: BLE001 - goes on in whoever waits for the future
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class WorkerPool:
+    """Runs synchronous functions, any number at once, on few threads."""
+
+    def __init__(self, max_workers: int = MAX_WORKERS) -> None:
+        self._max_workers = max_workers
+        self.lock = threading.Lock()
+        self.closed = False
+        self.workers: list[_Worker] = []
+        self.waiting: deque[_Job] = deque()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        job = _Job(function)
+        with self.lock:
+            idle = next((w for w in self.workers if w.idle), None)
+            if idle is not None:
+                idle.idle = False
+                idle.ready.append(job)
+                idle.wake.notify()
+            elif len(self.workers) < self._max_workers:
+                self.workers.append(_Worker(self, job))
+            else:
+                self.waiting.append(job)
+        return job.future
+
+    def close(self) -> None:
+        """At interpreter exit: workers end, and what they had begun is given up."""
+        with self.lock:
+            self.closed = True
+            workers = list(self.workers)
+            for worker in workers:
+                worker.wake.notify()
+        for worker in workers:
+            worker.thread.join(EXIT_S)
+
+
+worker_pool = _Lazy(WorkerPool)
+
+
+# ---- coroutines: each step in a greenlet, so that a read inside it can give the loop back --------------------------
+
+
+class _Step(greenlet.greenlet):
+    """Carries one coroutine."""
+
+    def give_back(self, value: Any) -> Any:
+        """To whoever drives it; returns what the driver sends."""
+        assert self.parent is not None
+        return self.parent.switch(value)
+
+
+@types.coroutine
+def drive(coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Await `coroutine` so that `wait` inside it lets the event loop run."""
+
+    def body() -> tuple[bool, Any]:
+        sent: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                wanted = coroutine.send(sent) if error is None else coroutine.throw(error)
+            except StopIteration as stop:
+                return True, stop.value
+            sent, error = step.give_back((False, wanted))
+
+    step = _Step(body)
+    step.gr_context = greenlet.getcurrent().gr_context
+    got = step.switch()
+    while not step.dead:
+        if isinstance(got, Future):
+            try:
+                yield from until_done(got).__await__()
+            except BaseException as error:  # noqa: BLE001 - goes on inside the coroutine, as with any await
+                got = step.throw(error)
+            else:
+                got = step.switch()
+            continue
+        try:
+            sent = yield got[1]
+        except BaseException as error:  # noqa: BLE001 - as above
+            got = step.switch(None, error)
+        else:
+            got = step.switch(sent, None)
+    return got[1]
+
+
+async def until_done(future: Future[Any]) -> None:
+    """Wait without taking the result and without cancelling the future (asyncio.wrap_future does)."""
+    if future.done():
+        return
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(event.set))
+    await event.wait()
+
+
+async def wait_async(future: Future[T]) -> T:
+    """As `wait`, for an await; a cancelled await leaves the future alone."""
+    await until_done(future)
+    return future.result()

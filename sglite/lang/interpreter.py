@@ -1,0 +1,289 @@
+"""Carries out the operations of a state against a client: one method an operation.
+
+All of it runs on the program loop, as the task of one state (branch.py). An error ends that state and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+
+from sglite.errors import ProgramSyntaxError, SgliteError
+from sglite.lang.branch import Branch, Concatenate, Fork, Item, Outcome, Slot, Snapshot
+from sglite.lang.choices import Evidence, probabilities
+from sglite.lang.client import ChatClient
+from sglite.lang.lower import (
+    gen_meta,
+    gen_params,
+    generate_request,
+    score_request,
+    select_meta,
+    total_usage,
+    unconditional_requests,
+    unconditional_row,
+)
+from sglite.lang.nodes import (
+    Gen,
+    GenParams,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    SeparateReasoning,
+    Text,
+)
+from sglite.lang.reasoning import markers_of, split_reasoning
+from sglite.lang.transcript import text_since
+from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, RequestOutput, Usage, merge_outputs
+
+_CHOICE_TOKENS = 256  # for a backend that has to write the chosen text
+
+
+async def carry_out(branch: Branch, item: Item) -> None:
+    """Raises ProgramSyntaxError for an operation that no method below knows."""
+    method = _METHODS.get(type(item.node))
+    if method is None:
+        raise ProgramSyntaxError(f"the interpreter does not know {item.node!r}")
+    await method(branch, item.node, item)
+
+
+async def _text(branch: Branch, node: Text, item: Item) -> None:
+    # Inside a message an author's variable may hold anything; outside, authors write templates by hand.
+    branch.transcript.append(node.value, plain=branch.role is not None)
+
+
+async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
+    session = branch.session
+    params = gen_params(gen, session.defaults)
+    prompt = branch.transcript.prompt()
+    if session.gate is not None and isinstance(prompt.content, tuple):
+        session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
+    request = generate_request(branch, gen, prompt, params)
+    branch.last_request_id, branch.siblings = request.request_id, 1
+    slot = item.slots.get(gen.name) if gen.name is not None else None
+    outputs = await _outputs(branch, request, params, slot)
+    if params.max_tokens == 0:
+        outputs = [msgspec.structs.replace(output, text="", token_ids=()) for output in outputs]
+    first = outputs[0]
+    branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids)
+    session.add_usage(total_usage(outputs))
+    if slot is not None and gen.name is not None:
+        outcome = _gen_outcome(gen, params, request, outputs, session.client.tokenizer)
+        branch.written[gen.name] = outcome
+        slot.future.set_result(outcome)
+
+
+async def _outputs(
+    branch: Branch, request: GenerateRequest, params: GenParams, slot: Slot | None
+) -> list[RequestOutput]:
+    """One merged output a completion; what comes of the first one is shown as it comes."""
+    pieces: list[list[RequestOutput]] = [[] for _ in range(request.sampling_params.n)]
+    client = branch.session.client
+    if isinstance(client, ChatClient):
+        stream = client.stream_chat(_chat_messages(branch), request)
+    else:
+        stream = client.stream_request(request)
+    async with aclosing(cast(Any, stream)) as outputs:
+        async for output in outputs:
+            if output.error is not None:
+                raise output.error.to_exception()
+            pieces[output.index].append(output)
+            if output.index == 0 and params.max_tokens != 0:
+                if slot is not None:
+                    slot.pieces.append((output.text, gen_meta(request, output, params, client.tokenizer)))
+                branch.show(output.text)
+    if not all(pieces):
+        raise SgliteError("the backend ended the stream without an answer")
+    merged = [merge_outputs(outputs) for outputs in pieces]
+    for output in merged:
+        if output.finish_reason is FinishReason.SCHEMA_VIOLATION:
+            raise SgliteError(f"the output violates the constraint: {output.reason}")
+    return merged
+
+
+def _gen_outcome(
+    gen: Gen, params: GenParams, request: GenerateRequest, outputs: list[RequestOutput], tokenizer: Any
+) -> Outcome:
+    texts = [output.text for output in outputs]
+    values = texts if gen.parse is None else [_parsed(gen, output) for output in outputs]
+    metas = [gen_meta(request, output, params, tokenizer) for output in outputs]
+    if (params.n or 1) == 1:
+        return Outcome(values[0], texts[0], metas[0])
+    return Outcome(values, texts, metas)
+
+
+def _parsed(gen: Gen, output: RequestOutput) -> Any:
+    assert gen.parse is not None
+    try:
+        return gen.parse(output.text)
+    except ValueError as error:
+        if output.finish_reason is FinishReason.LENGTH:
+            raise SgliteError(
+                f"the output reached its limit of {output.usage.completion_tokens} tokens before the value was "
+                "complete; raise max_tokens",
+                param="max_tokens",
+            ) from error
+        raise
+
+
+def _chat_messages(branch: Branch) -> list[dict[str, Any]]:
+    """The chat up to here, for a client that takes messages. Raises ProgramSyntaxError where it is not the
+    assistant's turn, or the turn has text already."""
+    if branch.role != "assistant" or branch.role_mark is None:
+        raise ProgramSyntaxError("this backend takes chats only: generate inside sglite.assistant(...)")
+    if text_since(branch.transcript, branch.role_mark):
+        raise ProgramSyntaxError(
+            "this backend cannot continue a message that has text already: let gen(...) be the first in assistant(...)"
+        )
+    return branch.chat
+
+
+async def _select(branch: Branch, select: Select, item: Item) -> None:
+    slot = item.slots.get(select.name) if select.name is not None else None
+    if branch.session.client.tokenizer is None:
+        outcome = await _select_by_text(branch, select)
+    else:
+        outcome = await _select_by_score(branch, select)
+    branch.transcript.append(outcome.raw, plain=branch.role is not None)
+    branch.notify()
+    if slot is not None and select.name is not None:
+        branch.written[select.name] = outcome
+        slot.pieces.append((outcome.raw, outcome.meta))
+        slot.future.set_result(outcome)
+
+
+async def _select_by_score(branch: Branch, select: Select) -> Outcome:
+    session = branch.session
+    tokenizer = session.client.tokenizer
+    assert tokenizer is not None
+    prompt, options = branch.transcript.options(select.choices)
+    if session.gate is not None and isinstance(prompt.content, tuple):
+        session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
+    request = score_request(branch, prompt, options)
+    branch.last_request_id, branch.siblings = request.request_id, 1
+    score = session.client.score_request
+    output, *alone = await asyncio.gather(
+        score(request),
+        *(
+            _maybe(score, wanted)
+            for wanted in (unconditional_requests(branch, options) if select.method.needs_unconditional else ())
+        ),
+    )
+    assert output is not None
+    if output.error is not None:
+        raise output.error.to_exception()
+    evidence = Evidence(output.logprobs, tuple(map(unconditional_row, alone)) if alone else None)
+    index = select.method.walk(evidence, temperature=select.temperature, rng=random.Random(select.seed))
+    usage = output.usage
+    for other in alone:
+        usage = usage + (other.usage if other is not None else Usage())
+    session.add_usage(usage)
+    meta = select_meta(select, evidence, options, probabilities(output.logprobs), usage, tokenizer)
+    return Outcome(select.choices[index], select.choices[index], meta)
+
+
+async def _maybe(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+    return None if request is None else await call(request)
+
+
+async def _select_by_text(branch: Branch, select: Select) -> Outcome:
+    """A client without a tokenizer cannot score: it writes one of the options under a constraint."""
+    if select.method.name != "token_length_normalized":
+        raise ProgramSyntaxError(f"this backend cannot score options, which {select.method.name} needs")
+    gen = Gen(
+        name=select.name,
+        params=GenParams(temperature=select.temperature, seed=select.seed, max_tokens=_CHOICE_TOKENS),
+        grammar=GrammarSpec(kind="choice", source=json.dumps(select.choices)),
+    )
+    params = gen_params(gen, GenParams())
+    request = generate_request(branch, gen, branch.transcript.prompt(), params)
+    client = branch.session.client
+    stream = (
+        client.stream_chat(_chat_messages(branch), request)
+        if isinstance(client, ChatClient)
+        else client.stream_request(request)
+    )
+    async with aclosing(cast(Any, stream)) as outputs:
+        output = merge_outputs([o async for o in outputs])
+    if output.text not in select.choices:
+        raise SgliteError(f"the backend answered {output.text!r}, which is none of the choices")
+    branch.session.add_usage(output.usage)
+    return Outcome(output.text, output.text, gen_meta(request, output, params, None))
+
+
+async def _role_begin(branch: Branch, node: RoleBegin, item: Item) -> None:
+    prefix, _ = branch.session.roles.around((*(m["role"] for m in branch.chat), node.role))
+    branch.transcript.append(prefix, template=True)
+    branch.role = node.role
+    branch.role_mark = branch.transcript.mark()
+
+
+async def _role_end(branch: Branch, node: RoleEnd, item: Item) -> None:
+    assert branch.role_mark is not None
+    _, suffix = branch.session.roles.around((*(m["role"] for m in branch.chat), node.role))
+    content = text_since(branch.transcript, branch.role_mark)
+    branch.chat = [*branch.chat, {"role": node.role, "content": content}]
+    branch.transcript.append(suffix, template=True)
+    branch.role = branch.role_mark = None
+
+
+async def _scope_begin(branch: Branch, node: ScopeBegin, item: Item) -> None:
+    branch.scopes[node.name] = branch.transcript.mark()
+
+
+async def _scope_end(branch: Branch, node: ScopeEnd, item: Item) -> None:
+    text = text_since(branch.transcript, branch.scopes.pop(node.name))
+    item.slots[node.name].future.set_result(Outcome(text, text))
+
+
+async def _separate_reasoning(branch: Branch, node: SeparateReasoning, item: Item) -> None:
+    """The transcript's message goes on with the answers alone, as the model would see it in its next turn."""
+    markers = markers_of(node.model_type)
+    answers: list[str] = []
+    for name in node.names:
+        found = branch.written[name]
+        reasoning, answer = split_reasoning(found.raw, markers)
+        answers.append(answer)
+        item.slots[name].future.set_result(replace(found, value=answer, raw=answer))
+        item.slots[f"{name}_reasoning_content"].future.set_result(Outcome(reasoning, reasoning))
+    if branch.role_mark is not None and not branch.session.stream:
+        branch.transcript.rewind(branch.role_mark)
+        branch.transcript.append("".join(answers), plain=True)
+
+
+async def _fork(branch: Branch, node: Fork, item: Item) -> None:
+    for child in node.children:
+        child.seed(branch, siblings=len(node.children))
+
+
+async def _snapshot(branch: Branch, node: Snapshot, item: Item) -> None:
+    node.future.set_result(("".join(branch.transcript.pieces), list(branch.chat)))
+
+
+async def _concatenate(branch: Branch, node: Concatenate, item: Item) -> None:
+    for child in node.children:
+        branch.transcript.append(child.text_since_fork(), plain=branch.role is not None)
+
+
+_METHODS: dict[type[Node], Callable[[Branch, Any, Item], Awaitable[None]]] = {
+    Text: _text,
+    Gen: _gen,
+    Select: _select,
+    RoleBegin: _role_begin,
+    RoleEnd: _role_end,
+    ScopeBegin: _scope_begin,
+    ScopeEnd: _scope_end,
+    SeparateReasoning: _separate_reasoning,
+    Fork: _fork,
+    Snapshot: _snapshot,
+    Concatenate: _concatenate,
+}

@@ -1,0 +1,173 @@
+"""Operations of a program as requests to a client, and the client's outputs as what a program sees.
+
+The names in the meta info are SGLang's: `output_token_logprobs` and the others hold (log-probability, token id, text)
+tuples, and `usage` is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglite.lang.branch import Branch
+from sglite.lang.choices import Evidence
+from sglite.lang.nodes import Gen, GenParams, Select
+from sglite.lang.transcript import Prompt
+from sglite.protocol import (
+    FinishReason,
+    GenerateRequest,
+    ProgramRef,
+    RequestOutput,
+    ScoreOutput,
+    ScoreRequest,
+    TokenLogprob,
+    Usage,
+)
+from sglite.text.types import TextTokenizer
+
+DEFAULT_MAX_TOKENS = 128
+
+
+def gen_params(gen: Gen, defaults: GenParams) -> GenParams:
+    return gen.params.over(defaults).over(GenParams(max_tokens=DEFAULT_MAX_TOKENS))
+
+
+def program_ref(branch: Branch) -> ProgramRef:
+    """`wanted_again` is all where the program has more to do from here already, else unknown and so nothing."""
+    session = branch.session
+    return ProgramRef(
+        program_id=session.program_id,
+        parent=branch.last_request_id,
+        arrival=session.arrival,
+        siblings=branch.siblings,
+        wanted_again=-1 if branch.has_more else 0,
+    )
+
+
+def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: GenParams) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=branch.session.next_request_id(),
+        prompt=prompt.content,
+        sampling_params=params.sampling_params(),
+        grammar=gen.grammar,
+        heal=prompt.heal,
+        close_on_budget=gen.close_on_budget,
+        think_budget=gen.think_budget,
+        stream=branch.session.stream,
+        program=program_ref(branch),
+    )
+
+
+def score_request(branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...]) -> ScoreRequest:
+    return ScoreRequest(
+        request_id=branch.session.next_request_id(),
+        prompt=prompt.content,
+        continuations=options,
+        program=program_ref(branch),
+    )
+
+
+def unconditional_requests(branch: Branch, options: tuple[tuple[int, ...], ...]) -> list[ScoreRequest | None]:
+    """Each option after its own first token alone; None for an option of one token, which has nothing to score."""
+    return [score_request(branch, Prompt(option[:1]), (option[1:],)) if len(option) > 1 else None for option in options]
+
+
+def unconditional_row(output: ScoreOutput | None) -> tuple[float, ...]:
+    """The first token counts nothing: there is no probability of it without a prompt."""
+    return (0.0, *(output.logprobs[0] if output is not None else ()))
+
+
+def gen_meta(
+    request: GenerateRequest, output: RequestOutput, params: GenParams, tokenizer: TextTokenizer | None
+) -> dict[str, Any]:
+    """The meta info of one completion (or of one piece of it, in a stream)."""
+    meta: dict[str, Any] = {
+        "id": request.request_id,
+        "prompt_tokens": output.usage.prompt_tokens,
+        "completion_tokens": output.usage.completion_tokens,
+        "cached_tokens": output.usage.cached_tokens,
+        "finish_reason": _finish(output),
+        "usage": output.usage,
+        "coverage": output.coverage,
+    }
+    if output.logprobs:
+        speak = tokenizer if params.return_text_in_logprobs else None
+        meta["output_token_logprobs"] = [_triple(p.logprob, p.token_id, speak) for p in output.logprobs]
+        if params.top_logprobs_num:
+            meta["output_top_logprobs"] = [_tops(p, speak) for p in output.logprobs]
+    if output.prompt_logprobs:
+        speak = tokenizer if params.return_text_in_logprobs else None
+        ids = output.prompt_token_ids
+        start = params.logprob_start_len or 0
+        rows = list(enumerate(output.prompt_logprobs))[start:]
+        meta["input_token_logprobs"] = [
+            _triple(p.logprob, p.token_id, speak) if p else (None, ids[i] if i < len(ids) else None, None)
+            for i, p in rows
+        ]
+        if params.top_logprobs_num:
+            meta["input_top_logprobs"] = [_tops(p, speak) if p else None for _, p in rows]
+    return meta
+
+
+def select_meta(
+    select: Select,
+    evidence: Evidence,
+    options: tuple[tuple[int, ...], ...],
+    probabilities: list[float],
+    usage: Usage,
+    tokenizer: TextTokenizer,
+) -> dict[str, Any]:
+    def rows(logprobs: Any) -> list[list[tuple[float | None, int, str | None]]]:
+        return [
+            [_triple(value, token_id, tokenizer) for value, token_id in zip(row, option, strict=True)]
+            for row, option in zip(logprobs, options, strict=True)
+        ]
+
+    meta: dict[str, Any] = {
+        "normalized_prompt_logprobs": [sum(row) / len(row) if row else 0.0 for row in evidence.conditional],
+        "input_token_logprobs": rows(evidence.conditional),
+        "probabilities": dict(zip(select.choices, probabilities, strict=True)),
+        "scores": select.method.scores(evidence),
+        "method": select.method.name,
+        "usage": usage,
+    }
+    if evidence.unconditional is not None:
+        meta["unconditional_token_logprobs"] = rows(evidence.unconditional)
+        meta["normalized_unconditional_prompt_logprobs"] = meta["scores"]
+    return meta
+
+
+def total_usage(outputs: list[RequestOutput]) -> Usage:
+    """Of the completions of one request: the prompt counts once."""
+    first, *others = [output.usage for output in outputs]
+    for usage in others:
+        first = Usage(
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+            completion_tokens=first.completion_tokens + usage.completion_tokens,
+            forced_tokens=first.forced_tokens + usage.forced_tokens,
+            draft_tokens=first.draft_tokens + usage.draft_tokens,
+            accepted_draft_tokens=first.accepted_draft_tokens + usage.accepted_draft_tokens,
+        )
+    return first
+
+
+def _finish(output: RequestOutput) -> dict[str, Any] | None:
+    if output.finish_reason is None:
+        return None
+    found: dict[str, Any] = {"type": output.finish_reason.value}
+    if output.matched_stop is not None:
+        found["matched"] = output.matched_stop
+    if output.finish_reason is FinishReason.LENGTH:
+        found["length"] = output.usage.completion_tokens
+    if output.reason:
+        found["reason"] = output.reason
+    return found
+
+
+def _triple(logprob: float | None, token_id: int, tokenizer: TextTokenizer | None) -> tuple[Any, int, str | None]:
+    text = None if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)
+    return (logprob, token_id, text)
+
+
+def _tops(logprob: TokenLogprob, tokenizer: TextTokenizer | None) -> list[tuple[Any, int, str | None]]:
+    return [_triple(value, token_id, tokenizer) for token_id, value in logprob.top]

@@ -1,0 +1,167 @@
+"""Runs one program: its function where it belongs (bridge.py), then waits for all that the function has appended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from sglite.errors import ProgramError
+from sglite.lang.branch import Branch
+from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
+from sglite.lang.client import Client
+from sglite.lang.config import client_or_default
+from sglite.lang.interpreter import carry_out
+from sglite.lang.nodes import GenParams
+from sglite.lang.prefix import PrefixGate
+from sglite.lang.program import Program
+from sglite.lang.roles import PlainRoles
+from sglite.lang.session import Session
+from sglite.lang.state import ProgramState
+
+
+class Run:
+    """One program with its arguments, its session and its state."""
+
+    def __init__(
+        self,
+        program: Program,
+        arguments: Mapping[str, Any],
+        params: GenParams,
+        *,
+        client: Client,
+        stream: bool = False,
+        index: int | None = None,
+        gate: PrefixGate | None = None,
+    ) -> None:
+        segments, roles = (None, PlainRoles()) if client.tokenizer is None else program.tools(client.tokenizer)
+        self._program = program
+        self._arguments = arguments
+        self.session = Session(
+            client=client,
+            loop=program_loop().loop,
+            defaults=params,
+            roles=roles,
+            segments=segments,
+            index=index,
+            stream=stream,
+            gate=gate,
+        )
+        self._flushed = False
+        self._root = Branch(self.session, carry_out)
+        self.state = ProgramState(self._root)
+
+    def here(self) -> ProgramState:
+        """Run in this thread or greenlet. Raises ProgramError."""
+        try:
+            self.state.ret_value = self._program.func(self.state, **self._arguments)
+        except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
+            shown = self._failed(error)
+            raise shown from shown.__cause__
+        except BaseException:
+            self._stopped("the run was interrupted")
+            raise
+        self._returned()
+        while (future := self._unfinished()) is not None:
+            try:
+                wait(future)
+            except ProgramError:
+                continue
+            except BaseException:
+                self.session.cancel("the run was interrupted")
+                raise
+        return self._finished()
+
+    async def here_async(self) -> ProgramState:
+        """Run an async function as a part of this task. Raises ProgramError."""
+        try:
+            self.state.ret_value = await drive(self._program.func(self.state, **self._arguments))
+        except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
+            shown = self._failed(error)
+            raise shown from shown.__cause__
+        except BaseException:
+            self._stopped("the run was interrupted")
+            raise
+        self._returned()
+        while (future := self._unfinished()) is not None:
+            try:
+                await until_done(future)
+            except BaseException:
+                self.session.cancel("the run was cancelled")
+                raise
+        return self._finished()
+
+    def start(self) -> Future[ProgramState]:
+        """Run somewhere else, beside this thread."""
+        if self._program.is_async:
+            return coroutine_loop().submit(self.here_async())
+        return worker_pool().submit(self.here)
+
+    def cancel(self, reason: str) -> None:
+        self.session.cancel(reason)
+
+    def _failed(self, error: Exception) -> ProgramError:
+        """The function raised: what it has started is stopped. Returns what to raise."""
+        made = self.session.error = self.session.wrap(error, step=self.session.last_step)
+        self._stopped("the program has failed")
+        return made
+
+    def _stopped(self, reason: str) -> None:
+        self._returned()
+        self.session.cancel(reason)
+
+    def _returned(self) -> None:
+        if not self.session.returned.done():
+            self.session.returned.set_result(None)
+            self.session.loop.call_soon_threadsafe(self._root.notify)
+
+    def _unfinished(self) -> Future[Any] | None:
+        """Something to wait for: the end of what some state has to do; the root comes last, for its text's sake."""
+        busy = self.session.busy_branches()
+        if busy:
+            return busy[0].snapshot()
+        if not self._flushed:
+            self._flushed = True
+            return self._root.snapshot()
+        return None
+
+    def _finished(self) -> ProgramState:
+        if self.session.failed:
+            self.session.error = self.session.failed[0].failure()
+            raise self.session.error from self.session.error.__cause__
+        return self.state
+
+
+def run(
+    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
+) -> ProgramState:
+    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
+    if stream:
+        made.start()
+        return made.state
+    if not program.is_async:
+        return made.here()
+    future = made.start()
+    try:
+        return wait(future)
+    except BaseException:
+        future.cancel()
+        made.cancel("the run was interrupted")
+        raise
+
+
+async def run_async(
+    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
+) -> ProgramState:
+    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
+    if stream:
+        made.start()
+        return made.state
+    if program.is_async:
+        return await made.here_async()
+    future = made.start()
+    try:
+        return await wait_async(future)
+    except BaseException:
+        made.cancel("the run was cancelled")
+        raise

@@ -1,0 +1,90 @@
+"""One run of one program: what all its states share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sglite.errors import ProgramError
+from sglite.lang.client import Client
+from sglite.lang.nodes import GenParams
+from sglite.lang.roles import Roles
+from sglite.lang.transcript import Segments, TextTranscript, TokenTranscript, Transcript
+from sglite.protocol import Usage
+
+if TYPE_CHECKING:
+    from sglite.lang.branch import Branch
+    from sglite.lang.prefix import PrefixGate
+
+
+@dataclass(eq=False, kw_only=True)
+class Session:
+    """`index`: the program's number in a batch. `loop` carries out all operations; everything else is read and written
+    from several threads and kept simple enough for that (counters, sets under `lock`)."""
+
+    client: Client
+    loop: asyncio.AbstractEventLoop
+    defaults: GenParams
+    roles: Roles
+    segments: Segments | None  # None: the client takes text
+    index: int | None = None
+    stream: bool = False
+    gate: PrefixGate | None = None
+    program_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    arrival: float = field(default_factory=time.monotonic)
+    usage: Usage = Usage()
+    error: ProgramError | None = None
+    cancelled: str | None = None  # why
+    warmed_tokens: int = 0  # of the first prompt, computed once for the whole batch
+    returned: Future[None] = field(default_factory=Future)  # done when the program's function has ended
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    busy: set[Branch] = field(default_factory=set)  # states with operations to carry out
+    failed: list[Branch] = field(default_factory=list)  # states whose error nobody has seen yet
+    last_step: int = 0
+    _steps: Iterator[int] = field(default_factory=itertools.count)
+    _calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def next_step(self) -> int:
+        self.last_step = next(self._steps)
+        return self.last_step
+
+    def next_request_id(self) -> str:
+        return f"{self.program_id}-{next(self._calls)}"
+
+    def new_transcript(self) -> Transcript:
+        return TextTranscript() if self.segments is None else TokenTranscript(self.segments)
+
+    def add_usage(self, usage: Usage) -> None:
+        with self.lock:
+            self.usage = self.usage + usage
+
+    def wrap(self, error: BaseException, *, step: int | None = None, variable: str | None = None) -> ProgramError:
+        """The error with where it happened; one that says so already keeps its place."""
+        if isinstance(error, ProgramError) and error.program in (None, self.index):
+            error.program = self.index
+            return error
+        parts = [] if self.index is None else [f"program {self.index}"]
+        parts += [] if step is None else [f"step {step}"]
+        parts += [] if variable is None else [f"variable {variable!r}"]
+        where = f"{', '.join(parts)}: " if parts else ""
+        made = ProgramError(f"{where}{type(error).__name__}: {error}", program=self.index, step=step, variable=variable)
+        made.status = getattr(error, "status", made.status)
+        made.__cause__ = error
+        return made
+
+    def busy_branches(self) -> list[Branch]:
+        with self.lock:
+            return list(self.busy)
+
+    def cancel(self, reason: str) -> None:
+        """Stop all states; reads in them raise, and nothing can be appended any more."""
+        self.cancelled = self.cancelled or reason
+        for branch in self.busy_branches():
+            branch.cancel(reason)

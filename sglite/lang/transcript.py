@@ -1,0 +1,281 @@
+"""What a state has said so far, as text and as what goes to the model.
+
+`TokenTranscript` keeps token ids. Generated ids stay as they came. Author's text waits as text until a generation
+needs it, so that "Answer" and ": " appended one after the other become the same tokens as "Answer: "; where a text is
+long, all of it that no later text can change is turned into ids at once:
+
+    ids: [ settled author text | generated ids | settled author text ]   waiting text: " and so"
+
+`TextTranscript` is for clients that take text only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglite.errors import InvalidRequest
+from sglite.text.types import TextTokenizer
+
+SETTLE_CHARS = 64  # shorter waiting text is tokenised when it is needed
+_MAX_SEGMENTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`heal`: it ends in author's text, whose last token may have been cut."""
+
+    content: str | tuple[int, ...]
+    heal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a transcript."""
+
+    ids: int
+    waiting: str
+    pieces: int
+
+
+class Transcript(Protocol):
+    pieces: list[str]  # the whole text, in the order in which it came
+
+    def append(self, text: str, *, template: bool = False, plain: bool = False) -> None:
+        """Author's text. `template`: written by a chat template, complete as it is. `plain`: what spells a special
+        token is only text."""
+        ...
+
+    def prompt(self) -> Prompt:
+        """What goes to the model now. Raises InvalidRequest where there is nothing and the model has no start token."""
+        ...
+
+    def options(self, texts: Sequence[str]) -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
+        """The prompt and each option's continuation of it, for scoring."""
+        ...
+
+    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+        """The answer to prompt `sent`, whose pieces are shown already. `used`: the prompt's ids as the engine says
+        it took them (() where it does not say)."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def rewind(self, mark: Mark) -> None: ...
+
+    def fork(self) -> Transcript: ...
+
+
+def text_since(transcript: Transcript, mark: Mark) -> str:
+    return "".join(transcript.pieces[mark.pieces :])
+
+
+class Segments:
+    """Tokenises text, remembering the long static texts that every run of a program has again."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._settled: OrderedDict[tuple[bool, str], tuple[tuple[int, ...], str]] = OrderedDict()
+        self._anchor = tokenizer.encode("\n")
+        # sentencepiece puts a blank before every text it is given; a text in the middle must not get one
+        self._adds_blank = tokenizer.decode(tokenizer.encode("a")) == " a"
+        specials = (tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids)
+        self._specials = tuple(text for text in specials if text)
+
+    def spells_special(self, text: str) -> bool:
+        return any(special in text for special in self._specials)
+
+    def encode(self, text: str, *, first: bool, parse_special: bool = True) -> list[int]:
+        """`first`: nothing stands before it, so it gets the start token that the model wants."""
+        if first and self.tokenizer.adds_bos:
+            ids = self.tokenizer.encode(text, add_special_tokens=True, parse_special=parse_special)
+            bos = self.tokenizer.bos_token_id
+            return ids[1:] if ids[:2] == [bos, bos] else ids  # a chat template may have written it too
+        if first or not self._adds_blank:
+            return self.tokenizer.encode(text, parse_special=parse_special)
+        return self.tokenizer.encode("\n" + text, parse_special=parse_special)[len(self._anchor) :]
+
+    def settle(self, text: str, *, first: bool) -> tuple[tuple[int, ...], str]:
+        """(ids of all that no later text can change, the rest)."""
+        key = (first, text)
+        found = self._settled.get(key)
+        if found is not None:
+            self._settled.move_to_end(key)
+            return found
+        ids = self.encode(text, first=first)
+        cut = self._cut(ids)
+        rest = b"".join(map(self.tokenizer.token_bytes, ids[cut:])).decode(errors="replace")
+        found = (tuple(ids[:cut]), rest) if cut and text.endswith(rest) else ((), text)
+        self._settled[key] = found
+        if len(self._settled) > _MAX_SEGMENTS:
+            self._settled.popitem(last=False)
+        return found
+
+    def _cut(self, ids: list[int]) -> int:
+        """The last place where tokenisation starts anew whatever follows: after a special token, or before a blank
+        with a letter behind it that follows a non-blank (all common pre-tokenisers split there)."""
+        for i in range(len(ids), 0, -1):
+            if ids[i - 1] in self.tokenizer.special_ids:
+                return i
+            if i < len(ids):
+                here = self.tokenizer.token_bytes(ids[i])
+                before = self.tokenizer.token_bytes(ids[i - 1])
+                if len(here) > 1 and here[:1] == b" " and here[1:2].isalpha() and before and not before[-1:].isspace():
+                    return i
+        return 0
+
+
+class TokenTranscript:
+    def __init__(self, segments: Segments) -> None:
+        self.pieces: list[str] = []
+        self._segments = segments
+        self._ids: list[int] = []
+        self._waiting = ""
+        self._heal = False  # the end is author's text
+
+    def append(self, text: str, *, template: bool = False, plain: bool = False) -> None:
+        if not text:
+            return
+        self.pieces.append(text)
+        if plain and self._segments.spells_special(text):
+            self._flush()
+            self._ids += self._segments.encode(text, first=not self._ids, parse_special=False)
+        else:
+            self._waiting += text
+            if len(self._waiting) >= SETTLE_CHARS:
+                settled, self._waiting = self._segments.settle(self._waiting, first=not self._ids)
+                self._ids += settled
+        self._heal = not template
+
+    def prompt(self) -> Prompt:
+        self._flush()
+        if not self._ids:
+            self._ids = [self._start_token()]
+        heal = self._heal and self._ids[-1] not in self._segments.tokenizer.special_ids
+        return Prompt(tuple(self._ids), heal)
+
+    def options(self, texts: Sequence[str]) -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
+        if not self._ids and not self._waiting:
+            self._ids = [self._start_token()]
+        first = not self._ids
+        tail = self._segments.encode(self._waiting, first=first) if self._waiting else []
+        encoded = [self._segments.encode(self._waiting + text, first=first) for text in texts]
+        # Shared tokens of the waiting text belong to the prompt; from where an option merges with it, to the options.
+        shared = min(_common(tail, ids) for ids in encoded)
+        if not self._ids and not shared:
+            self._ids = [self._start_token()]
+        prompt = Prompt((*self._ids, *tail[:shared]))
+        return prompt, tuple(tuple(ids[shared:]) for ids in encoded)
+
+    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+        assert isinstance(sent.content, tuple)
+        tokenizer = self._segments.tokenizer
+        ends = tokenizer.special_ids.union(tokenizer.stop_token_ids)
+        ids = list(token_ids)
+        while ids and ids[-1] in ends:
+            ids.pop()
+        whole: tuple[list[int], bytes] = (list(sent.content), b"")
+        healed: tuple[list[int], bytes] = (list(sent.content[:-1]), tokenizer.token_bytes(sent.content[-1]))
+        if not sent.heal or len(used) == len(sent.content):
+            readings = [whole]
+        elif used:
+            readings = [healed]
+        else:
+            readings = [whole, healed]
+        best = max((_reading(tokenizer, ids, text, *reading) for reading in readings), key=lambda r: r.fits)
+        self._ids = best.ids
+        self._waiting = best.rest
+        self._heal = bool(best.rest)
+
+    def mark(self) -> Mark:
+        return Mark(len(self._ids), self._waiting, len(self.pieces))
+
+    def rewind(self, mark: Mark) -> None:
+        del self._ids[mark.ids :]
+        del self.pieces[mark.pieces :]
+        self._waiting = mark.waiting
+        self._heal = False
+
+    def fork(self) -> TokenTranscript:
+        made = TokenTranscript(self._segments)
+        made.pieces = list(self.pieces)
+        made._ids = list(self._ids)
+        made._waiting = self._waiting
+        made._heal = self._heal
+        return made
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._ids += self._segments.encode(self._waiting, first=not self._ids)
+            self._waiting = ""
+
+    def _start_token(self) -> int:
+        bos = self._segments.tokenizer.bos_token_id
+        if bos is None:
+            raise InvalidRequest("the prompt is empty and the model has no start token: append some text first")
+        return bos
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How an answer's ids and text go together. `rest`: text that its last token holds only a part of."""
+
+    fits: int
+    ids: list[int]
+    rest: str
+
+
+def _reading(tokenizer: TextTokenizer, ids: list[int], text: str, before: list[int], healed: bytes) -> _Reading:
+    wanted = healed + text.encode(errors="replace")
+    data = b"".join(map(tokenizer.token_bytes, ids))
+    if data == wanted or data.decode(errors="replace").encode() == wanted:
+        return _Reading(len(wanted) + 1, before + ids, "")
+    # A stop text cut the answer: keep the tokens that lie wholly before the cut.
+    kept, size = 0, 0
+    for i, token_id in enumerate(ids):
+        piece = tokenizer.token_bytes(token_id)
+        if not wanted.startswith(piece, size):
+            break
+        size += len(piece)
+        kept = i + 1
+    return _Reading(size, before + ids[:kept], wanted[size:].decode(errors="replace"))
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+class TextTranscript:
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+
+    def append(self, text: str, *, template: bool = False, plain: bool = False) -> None:
+        if text:
+            self.pieces.append(text)
+
+    def prompt(self) -> Prompt:
+        return Prompt("".join(self.pieces), heal=True)
+
+    def options(self, texts: Sequence[str]) -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
+        raise InvalidRequest("this backend cannot score options: it has no tokenizer")
+
+    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+        """The text is in `pieces` already."""
+
+    def mark(self) -> Mark:
+        return Mark(0, "", len(self.pieces))
+
+    def rewind(self, mark: Mark) -> None:
+        del self.pieces[mark.pieces :]
+
+    def fork(self) -> TextTranscript:
+        made = TextTranscript()
+        made.pieces = list(self.pieces)
+        return made
