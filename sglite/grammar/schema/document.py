@@ -90,6 +90,10 @@ class Document:
     def node(self, node_id: int) -> Node:
         return self._nodes[node_id]
 
+    def nodes(self) -> list[Node]:
+        """The nodes that something has asked for so far."""
+        return list(self._nodes)
+
     def child(self, parent: Node, *path: str | int) -> int:
         """The node at `path` below `parent`. Raises InvalidGrammar where no schema is there."""
         value: Json = parent.value

@@ -1,0 +1,185 @@
+"""Arrays of a case: `[` items `]`.
+
+Without contains and uniqueItems, the first items stand one by one and the rest repeats. With contains, the
+rule's state counts matching items; with uniqueItems over few known values, a bit per value remembers it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglite.grammar.schema.cases import ARRAY, Case, Conjunction, Contains, Gap
+from sglite.grammar.schema.expand import TooManyCases
+from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.values import Json, encodable, identity
+
+if TYPE_CHECKING:
+    from sglite.grammar.schema.emit import Emitter
+
+OPEN, CLOSE = Terminal('"["'), Terminal('"]"')
+MAX_DISTINCT = 60  # bits of the parameter that remembers which values were there
+MAX_COUNT_STATES = 4000
+
+
+def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
+    if case.unique is not None and (case.max_items is None or case.max_items > 1):
+        values = _finite_items(emitter, case)
+        if values is not None and not case.contains:
+            _distinct(emitter, rule, case, values)
+            return
+        emitter.on_gap(Gap(ARRAY, *case.unique, "uniqueItems", "its items are not few known values"))
+    if case.contains:
+        if _count_states(case) <= MAX_COUNT_STATES:
+            _counted(emitter, rule, case)
+            return
+        emitter.on_gap(Gap(ARRAY, -1, "", "contains", "counting the matching items needs too many states"))
+    _plain(emitter, rule, case)
+
+
+def prefix_length(case: Case) -> int:
+    """From this index on all items have the same rule."""
+    return max((len(rule.prefix) for rule in case.items), default=0)
+
+
+def _plain(emitter: Emitter, rule: Rule, case: Case) -> None:
+    prefix = prefix_length(case)
+    if prefix == 0:
+        _repeated(emitter, rule, case)
+        return
+    state = emitter.grammar.new_rule()
+    emitter.grammar.add(rule, OPEN, state)
+    for index in range(prefix):
+        if index >= case.min_items:
+            emitter.grammar.add(state, CLOSE)
+        if case.max_items is not None and index >= case.max_items:
+            return
+        after = emitter.grammar.new_rule()
+        emitter.grammar.add(state, *_separator(emitter, index), emitter.value(case.item_literals(index)), after)
+        state = after
+    rest = emitter.value(case.item_literals(prefix))
+    most = None if case.max_items is None else case.max_items - prefix
+    least = max(case.min_items - prefix, 0)
+    emitter.grammar.add(state, Repeat((emitter.item_separator, rest), least, most), CLOSE)
+
+
+def _repeated(emitter: Emitter, rule: Rule, case: Case) -> None:
+    item = emitter.value(case.item_literals(0))
+    if case.min_items == 0:
+        emitter.grammar.add(rule, OPEN, CLOSE)
+    if case.max_items == 0:
+        return
+    most = None if case.max_items is None else case.max_items - 1
+    more = Repeat((emitter.item_separator, item), max(case.min_items - 1, 0), most)
+    emitter.grammar.add(rule, OPEN, item, more, CLOSE)
+
+
+def _separator(emitter: Emitter, index: int) -> tuple[Symbol, ...]:
+    return (emitter.item_separator,) if index else ()
+
+
+# --- contains
+
+
+def _count_states(case: Case) -> int:
+    positions = _last_position(case) + 1
+    for rule in case.contains:
+        positions *= _cap(rule) + 1
+    return positions
+
+
+def _last_position(case: Case) -> int:
+    """The index from which on positions are all the same; at least 1, so that 0 is the first item alone."""
+    return max(1, prefix_length(case), case.min_items, case.max_items or 0, *(c.start for c in case.contains))
+
+
+def _cap(rule: Contains) -> int:
+    """Counts above are all the same."""
+    return rule.least if rule.most is None else rule.most
+
+
+def _counted(emitter: Emitter, rule: Rule, case: Case) -> None:
+    """States are (index, how many matches of each contains), both up to where they stop to matter."""
+    last = _last_position(case)
+    states: dict[tuple[int, tuple[int, ...]], Rule] = {}
+    queue: list[tuple[int, tuple[int, ...]]] = []
+
+    def state(index: int, counts: tuple[int, ...]) -> Rule:
+        place = (min(index, last), counts)
+        if place not in states:
+            states[place] = emitter.grammar.new_rule()
+            queue.append(place)
+        return states[place]
+
+    begin = tuple(0 for _ in case.contains)
+    emitter.grammar.add(rule, OPEN, state(0, begin))
+    while queue:
+        index, counts = queue.pop()
+        here = states[index, counts]
+        enough = all(count >= rule.least for count, rule in zip(counts, case.contains, strict=True))
+        if index >= case.min_items and enough:
+            emitter.grammar.add(here, CLOSE)
+        if case.max_items is not None and index >= case.max_items:
+            continue
+        for literals, after in _counted_items(case, index, counts):
+            emitter.grammar.add(here, *_separator(emitter, index), emitter.value(literals), state(index + 1, after))
+
+
+def _counted_items(case: Case, index: int, counts: tuple[int, ...]) -> list[tuple[Conjunction, tuple[int, ...]]]:
+    """The ways in which the next item can (not) count, as (its literals, the counts after it)."""
+    ways: list[tuple[Conjunction, tuple[int, ...]]] = [(case.item_literals(index), ())]
+    for count, rule in zip(counts, case.contains, strict=True):
+        grown = []
+        for literals, after in ways:
+            if index < rule.start:
+                grown.append((literals, (*after, count)))
+                continue
+            if count < _cap(rule):
+                grown.append(((*literals, rule.item), (*after, count + 1)))
+            elif rule.most is None:
+                grown.append((literals, (*after, count)))
+                continue
+            other = literals if rule.most is None else (*literals, ~rule.item)
+            grown.append((other, (*after, count)))
+        ways = grown
+    return [(tuple(dict.fromkeys(literals)), after) for literals, after in ways]
+
+
+# --- uniqueItems
+
+
+def _finite_items(emitter: Emitter, case: Case) -> list[Json] | None:
+    """All values that any item can have, None where they are too many to remember."""
+    if prefix_length(case):
+        return None
+    literals = case.item_literals(0)
+    try:
+        cases = emitter.cases(literals)
+    except TooManyCases:
+        return None
+    found: dict[object, Json] = {}
+    for item in cases:
+        if item.values is None:
+            return None
+        found.update((identity(value), value) for value in item.values if encodable(value))
+    return list(found.values()) if len(found) <= MAX_DISTINCT else None
+
+
+def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> None:
+    """Each value at most once: bit i of the parameter says that value i was there."""
+    if case.min_items > len(values):
+        return
+    grammar = emitter.grammar
+    if case.min_items == 0:
+        grammar.add(rule, OPEN, CLOSE)
+    if not values or case.max_items == 0:
+        return
+    item, more = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
+    grammar.add(rule, OPEN, Rule(item.number, "0x0"))
+    for i, value in enumerate(values):
+        spelled = grammar.new_rule()
+        emitter.constant(spelled, value)
+        grammar.add(item, spelled, Rule(more.number, f"set_bit({i})"), condition=f"bit_clear({i})")
+    grammar.add(more, CLOSE, condition=f"bit_count_ge(_,{case.min_items})" if case.min_items > 1 else "")
+    most = len(values) if case.max_items is None else min(case.max_items, len(values))
+    if most > 1:
+        grammar.add(more, emitter.item_separator, Rule(item.number, "_"), condition=f"bit_count_lt(_,{most})")

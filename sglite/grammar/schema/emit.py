@@ -1,0 +1,205 @@
+"""Conjunctions to grammar rules: one rule per conjunction, one alternative (or rule) per case and type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+
+from sglite.grammar.schema import arrays, objects
+from sglite.grammar.schema.cases import (
+    ARRAY,
+    BOOLEAN,
+    FRACTION,
+    INTEGER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Case,
+    Conjunction,
+    Gap,
+)
+from sglite.grammar.schema.expand import Expander
+from sglite.grammar.schema.grammar import Grammar, Json, Rule, Sequence, Symbol, Terminal
+from sglite.grammar.schema.numbers import (
+    MAX_DIVISOR,
+    common_multiple,
+    has_multiple,
+    multiple_expression,
+    number_expression,
+)
+from sglite.grammar.schema.strings import ANY_STRING, join, literal, meet, one_of, quoted, string_parts
+from sglite.grammar.schema.values import Json as JsonValue
+from sglite.grammar.schema.values import encodable, identity, is_integral, is_number, number_spellings, string_text
+from sglite.protocol import Whitespace
+
+MAX_EXACT_INTEGER = 2**53  # llguidance reads bounds beside multipleOf as doubles
+
+
+class Emitter:
+    """`on_gap` is told of each rule that the grammar leaves out; it may raise to refuse."""
+
+    def __init__(
+        self, expander: Expander, grammar: Grammar, *, whitespace: Whitespace, on_gap: Callable[[Gap], None]
+    ) -> None:
+        self.expander = expander
+        self.grammar = grammar
+        self.on_gap = on_gap
+        self.blank = "" if whitespace == "compact" else " ?"
+        self.item_separator = Terminal('","') if whitespace == "compact" else Terminal("/, ?/")
+        self.open_keys = False  # some object takes keys that the schema does not name
+        self._rules: dict[Conjunction, Rule] = {}
+        self._queue: list[tuple[Conjunction, Rule]] = []
+
+    def emit(self, start: Conjunction) -> Rule:
+        rule = self.value(start)
+        while self._queue:
+            literals, target = self._queue.pop()
+            for case in self.expander.cases(literals):
+                self._case(target, case)
+        return rule
+
+    def value(self, literals: Conjunction) -> Rule:
+        """The rule of the values that satisfy all of `literals`."""
+        found = self._rules.get(literals)
+        if found is None:
+            found = self._rules[literals] = self.grammar.new_rule()
+            self._queue.append((literals, found))
+        return found
+
+    def cases(self, literals: Conjunction) -> list[Case]:
+        return self.expander.cases(literals)
+
+    def _case(self, rule: Rule, case: Case) -> None:
+        for gap in case.gaps:
+            if gap.mask & case.types:
+                self.on_gap(gap)
+        if case.values is not None:
+            self._finite(rule, case.values)
+            return
+        if case.types & NULL:
+            self.grammar.add(rule, Terminal('"null"'))
+        if case.types & BOOLEAN:
+            excluded = {identity(value) for value in case.not_values}
+            for value in (True, False):
+                if ("literal", value) not in excluded:
+                    self.grammar.add(rule, Terminal(f'"{json.dumps(value)}"'))
+        if case.types & NUMBER:
+            self._numbers(rule, case)
+        if case.types & STRING:
+            parts = string_parts(case)
+            if parts is not None and not self.is_empty(parts):
+                self.grammar.add(rule, Terminal(quoted(meet(parts))))
+        if case.types & ARRAY:
+            arrays.emit_array(self, rule, case)
+        if case.types & OBJECT:
+            objects.emit_object(self, rule, case)
+
+    def is_empty(self, parts: list[str]) -> bool:
+        """Whether the expressions (as strings.string_parts gives them) have no string in common."""
+        return len(parts) > 1 and is_empty_expression(meet(parts))
+
+    def _finite(self, rule: Rule, values: tuple[JsonValue, ...]) -> None:
+        usable = [value for value in values if encodable(value)]
+        texts = [value for value in usable if isinstance(value, str)]
+        if len(texts) > 1:
+            self.grammar.add(rule, Terminal(quoted(one_of(texts))))
+        for value in usable:
+            if not isinstance(value, str) or len(texts) == 1:
+                self.constant(rule, value)
+
+    def constant(self, rule: Rule, value: JsonValue) -> None:
+        """Add the spellings of one value to `rule`."""
+        if is_number(value):
+            for text in number_spellings(value):
+                self.grammar.add(rule, Terminal(literal(text)))
+        else:
+            self.grammar.add_sequence(rule, self._spelling(value))
+
+    def _spelling(self, value: JsonValue) -> Sequence:
+        if isinstance(value, list):
+            inner: list[Symbol] = []
+            for i, item in enumerate(value):
+                inner.extend([self.item_separator] * (i > 0))
+                inner.extend(self._spelling(item))
+            return (Terminal('"["'), *inner, Terminal('"]"'))
+        if isinstance(value, dict):
+            inner = []
+            for i, (name, item) in enumerate(value.items()):
+                inner.append(self.key(name, first=i == 0))
+                inner.extend(self._spelling(item))
+            return (Terminal('"{"'), *inner, Terminal('"}"'))
+        if is_number(value) and len(number_spellings(value)) > 1:
+            rule = self.grammar.new_rule()
+            self.constant(rule, value)
+            return (rule,)
+        text = number_spellings(value)[0] if is_number(value) else None
+        return (Terminal(literal(text if text is not None else _scalar_text(value))),)
+
+    def key(self, name: str, *, first: bool) -> Terminal:
+        """A key with its colon and, unless it is the first, the comma before it."""
+        if not self.blank:
+            return Terminal(literal(("" if first else ",") + string_text(name) + ":"))
+        return Terminal(quoted(one_of([name]), before="" if first else ", ?", after=": ?"))
+
+    def free_key(self, expression: str, *, first: bool) -> Terminal:
+        """The same for any key that `expression` (between the quotes) takes."""
+        self.open_keys = True
+        return Terminal(quoted(expression, before="" if first else f",{self.blank}", after=f":{self.blank}"))
+
+    def _numbers(self, rule: Rule, case: Case) -> None:
+        if not case.multiples:
+            expression = number_expression(case)
+            if expression is not None:
+                self.grammar.add(rule, Terminal(expression))
+            return
+        divisor = common_multiple(case.multiples)
+        integral = is_integral(divisor)
+        if not has_multiple(case, divisor) or (integral and not case.types & INTEGER):
+            return
+        only_integers = integral or not case.types & FRACTION
+        own = multiple_expression(divisor, integers_only=only_integers)
+        plain = Case(types=INTEGER if only_integers else case.types, low=case.low, high=case.high)
+        plain.not_values = case.not_values
+        expression = number_expression(plain)
+        if expression is None:
+            return
+        if own is not None:
+            self.grammar.add(rule, Terminal(meet([own, expression])))
+        elif not self._delegate_multiple(rule, plain, divisor, only_integers):
+            self.on_gap(
+                Gap(NUMBER, -1, "", "multipleOf", f"multiples of {divisor} within these bounds have no grammar here")
+            )
+            self.grammar.add(rule, Terminal(expression))
+
+    def _delegate_multiple(self, rule: Rule, case: Case, divisor: Decimal, integers: bool) -> bool:
+        """Let llguidance count the remainder. False where its double arithmetic would not be exact."""
+        bounds = [b.value for b in (case.low, case.high) if b is not None]
+        digits = divisor.as_tuple()
+        coefficient = int(divisor.scaleb(-int(digits.exponent))) if int(digits.exponent) < 0 else int(divisor)
+        if coefficient >= MAX_DIVISOR or case.not_values or any(abs(b) > MAX_EXACT_INTEGER for b in bounds):
+            return False
+        schema: dict[str, object] = {"type": "integer" if integers else "number"}
+        schema["multipleOf"] = divisor.as_integer_ratio()[0] if integers else float(divisor)
+        if integers:
+            low, high = case.integer_range()
+            schema |= {k: v for k, v in (("minimum", low), ("maximum", high)) if v is not None}
+        elif bounds or case.types & NUMBER != NUMBER:
+            return False
+        self.grammar.add(rule, Json(json.dumps(schema)))
+        return True
+
+
+def _scalar_text(value: JsonValue) -> str:
+    return string_text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def is_empty_expression(expression: str) -> bool:
+    """Asks the engine: a terminal without a match has no first byte."""
+    from sglite.grammar.schema.emptiness import has_no_match
+
+    return has_no_match(expression)
+
+
+__all__ = ["ANY_STRING", "Emitter", "join"]

@@ -1,0 +1,284 @@
+"""A conjunction of subschemas as a union of cases (cases.py).
+
+Deterministic keywords narrow the case at hand; anyOf, oneOf, if, schema dependencies and negations are
+choices, taken one after the other, each dropped as soon as it contradicts what is known. What is not is
+negated keyword by keyword (terms.py). A reference that comes back to itself through a choice adds nothing
+(the least solution of V = string | V is string) and without a choice says nothing (V = V & string).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sglite.grammar.schema.cases import ALL_TYPES, ARRAY, BOOLEAN, NULL, OBJECT, Case, Conjunction, Gap, Literal, Rank
+from sglite.grammar.schema.document import Document
+from sglite.grammar.schema.evaluate import Evaluator
+from sglite.grammar.schema.keywords import Choice, Holds, Step, Term
+from sglite.grammar.schema.pattern import PatternError
+from sglite.grammar.schema.presence import assign
+from sglite.grammar.schema.terms import Terms
+from sglite.grammar.schema.values import identity
+
+Path = tuple[Literal, bool, "Path"] | None  # the literals around, innermost first; whether a choice lies between
+
+
+class TooManyCases(Exception):
+    """A choice that cannot be multiplied out within the limits."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice.keyword)
+        self.choice = choice
+
+
+@dataclass(slots=True)
+class _State:
+    case: Case
+    pending: list[tuple[Literal, Rank, Path]]
+    choices: list[tuple[Choice, Rank, Path]] = field(default_factory=list)
+
+    def fork(self) -> _State:
+        return _State(self.case.copy(), list(self.pending), list(self.choices))
+
+
+class Expander:
+    """`cases` is memoised; `loose` names keywords that are taken to say nothing (on_unsupported="validate")."""
+
+    def __init__(self, document: Document, *, max_cases: int, max_states: int = 5000) -> None:
+        self.document = document
+        self.evaluator = Evaluator(document)
+        self.max_cases = max_cases
+        self.max_states = max_states
+        self.terms = Terms(document, self.are_disjoint)
+        self._memo: dict[Conjunction, list[Case] | TooManyCases] = {}
+        self._hopeless: dict[Conjunction, bool] = {}
+        self._running: set[Conjunction] = set()
+
+    def loosen(self, node_id: int, keyword: str) -> None:
+        self.terms.loosen(node_id, keyword)
+        self._memo.clear()
+        self._hopeless.clear()
+
+    def cases(self, literals: Conjunction) -> list[Case]:
+        """Raises TooManyCases."""
+        found = self._memo.get(literals)
+        if found is None:
+            try:
+                found = self._expand(literals)
+            except TooManyCases as error:
+                found = error
+            self._memo[literals] = found
+        if isinstance(found, TooManyCases):
+            raise found
+        return found
+
+    def is_hopeless(self, literals: Conjunction) -> bool:
+        """True only if no value satisfies all of them; looks one object level down, not through recursion."""
+        known = self._hopeless.get(literals)
+        if known is not None:
+            return known
+        if literals in self._running:
+            return False
+        self._running.add(literals)
+        try:
+            verdict = not self.cases(literals)
+        except TooManyCases:
+            verdict = False
+        finally:
+            self._running.discard(literals)
+        self._hopeless[literals] = verdict
+        return verdict
+
+    def are_disjoint(self, one: int, other: int) -> bool:
+        """Proven: no value satisfies both nodes."""
+        first, second = self._signature(one), self._signature(other)
+        if first is not None and second is not None and _signatures_clash(first, second):
+            return True
+        return self.is_hopeless((one, other))
+
+    def _signature(self, node_id: int) -> tuple[int, dict[str, frozenset[object]]] | None:
+        """The types of a node's values and, per required key, the finite set of what it may be."""
+        if (node_id,) in self._running:
+            return None
+        try:
+            cases = self.cases((node_id,))
+        except TooManyCases:
+            return None
+        types = 0
+        tags: dict[str, frozenset[object]] | None = None
+        for case in cases:
+            types |= case.types
+            if case.types & OBJECT:
+                own = {name: found for name in case.required if (found := self._finite(case.key_literals(name)))}
+                tags = own if tags is None else {n: tags[n] | own[n] for n in tags.keys() & own.keys()}
+        return types, tags or {}
+
+    def _finite(self, literals: Conjunction) -> frozenset[object]:
+        """The identities of all values of a conjunction, empty where they are not finitely many."""
+        if not literals or literals in self._running:
+            return frozenset()
+        try:
+            cases = self.cases(literals)
+        except TooManyCases:
+            return frozenset()
+        if any(case.values is None for case in cases):
+            return frozenset()
+        return frozenset(identity(value) for case in cases for value in case.values or ())
+
+    def _expand(self, literals: Conjunction) -> list[Case]:
+        done: list[Case] = []
+        pending = [(literal, (i,), None) for i, literal in enumerate(literals)]
+        stack = [_State(Case(), pending)]
+        steps = 0
+        while stack:
+            state = stack.pop()
+            if not self._settle(state):
+                continue
+            if not state.choices:
+                done.extend(self._finish(state.case, literals))
+                continue
+            steps += len(state.choices[0][0].options)
+            branches = self._branch(state)
+            stack.extend(reversed(branches))
+            if steps > self.max_states or len(done) + len(stack) > self.max_cases:
+                blame = state.choices[0][0] if state.choices else None
+                raise TooManyCases(blame or Choice((), 0, "", ""))
+        return _without_copies(done)
+
+    def _settle(self, state: _State) -> bool:
+        """Work off what needs no choice. False: the case holds no value."""
+        case = state.case
+        while state.pending:
+            literal, rank, path = state.pending.pop()
+            if ~literal in case.done:
+                return False
+            again = _reentry(literal, path)
+            if again is not None:
+                if again:
+                    return False
+                continue
+            if literal in case.done:
+                continue
+            case.done |= {literal}
+            for index, term in enumerate(self.terms.of(literal)):
+                _apply(state, term, (*rank, index), (literal, False, path))
+            if not case.types:
+                return False
+        case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
+        if case.types == OBJECT or state.choices:
+            return self._required_keys_are_possible(case)
+        return True
+
+    def _required_keys_are_possible(self, case: Case) -> bool:
+        if case.types & OBJECT:
+            for name in case.required:
+                literals = case.key_literals(name)
+                if literals and self.is_hopeless(literals):
+                    case.narrow(~OBJECT)
+                    break
+        return bool(case.types)
+
+    def _branch(self, state: _State) -> list[_State]:
+        where = min(range(len(state.choices)), key=lambda i: len(state.choices[i][0].options))
+        choice, rank, path = state.choices.pop(where)
+        if any(all(isinstance(t, Holds) and t.literal in state.case.done for t in option) for option in choice.options):
+            return [state]
+        inside = None if path is None else (path[0], True, path[2])
+        branches = []
+        for option in choice.options:
+            branch = state.fork()
+            for index, term in enumerate(option):
+                _apply(branch, term, (*rank, index), inside)
+            branches.append(branch)
+        state.choices.insert(0, (choice, rank, path))  # for the blame
+        return branches
+
+    def _finish(self, case: Case, literals: Conjunction) -> list[Case]:
+        if case.values is not None:
+            return self._finite_case(case, literals)
+        excluded = {identity(value) for value in case.not_values}
+        if ("literal", None) in excluded:
+            case.narrow(~NULL)
+        if {("literal", True), ("literal", False)} <= excluded:
+            case.narrow(~BOOLEAN)
+        if case.types & OBJECT and not isinstance(case.presence, bool):
+            _simplify_presence(case)
+        if case.types & OBJECT:
+            self._required_keys_are_possible(case)
+        if case.types & ARRAY and case.min_items:
+            self._first_items_are_possible(case)
+        return [case] if case.types else []
+
+    def _first_items_are_possible(self, case: Case) -> None:
+        for index in range(min(case.min_items, 1 + max((len(rule.prefix) for rule in case.items), default=0))):
+            literals = case.item_literals(index)
+            if literals and self.is_hopeless(literals):
+                case.narrow(~ARRAY)
+                return
+
+    def _finite_case(self, case: Case, literals: Conjunction) -> list[Case]:
+        """Of finitely many values, those that satisfy the whole conjunction: no rule is left to enforce."""
+        kept = []
+        try:
+            for value in case.values or ():
+                if all(self.evaluator.is_valid(max(n, ~n), value) == (n >= 0) for n in literals):
+                    kept.append(value)
+        except PatternError as error:
+            node = self.document.node(max(literals[0], ~literals[0]))
+            case.add_gap(Gap(ALL_TYPES, node.id, node.pointer, "pattern", str(error)))
+            return [case]
+        finite = Case(types=case.types, done=case.done)
+        finite.limit_to(tuple(kept))
+        return [finite] if kept else []
+
+
+def _apply(state: _State, term: Term, rank: Rank, path: Path) -> None:
+    match term:
+        case Holds(literal):
+            state.pending.append((literal, rank, path))
+        case Choice():
+            state.choices.append((term, rank, path))
+        case Step(run):
+            run(state.case, rank)
+
+
+def _reentry(literal: Literal, path: Path) -> bool | None:
+    """None: the literal is not within itself. Otherwise whether a choice lies between."""
+    chosen = False
+    while path is not None:
+        chosen = chosen or path[1]
+        if path[0] == literal:
+            return chosen
+        path = path[2]
+    return None
+
+
+def _simplify_presence(case: Case) -> None:
+    formula = case.presence
+    for name in case.required:
+        formula = assign(formula, name, True)
+    for name in case.absent:
+        formula = assign(formula, name, False)
+    case.presence = True
+    case.add_presence(formula)
+
+
+def _signatures_clash(
+    one: tuple[int, dict[str, frozenset[object]]], other: tuple[int, dict[str, frozenset[object]]]
+) -> bool:
+    common = one[0] & other[0]
+    if not common:
+        return True
+    return common == OBJECT and any(one[1][name].isdisjoint(other[1][name]) for name in one[1].keys() & other[1].keys())
+
+
+def _without_copies(cases: list[Case]) -> list[Case]:
+    """One of the cases that are equal; alone the case that says nothing, where there is one."""
+    found: list[Case] = []
+    bare = Case()
+    for case in cases:
+        plain = case.copy()
+        plain.done = frozenset()
+        if plain == bare:
+            return [case]
+        found.append(case)
+    return found

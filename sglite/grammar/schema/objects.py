@@ -1,0 +1,315 @@
+"""Objects of a case: the named keys in schema order, each at most once, then all others.
+
+The rules form an automaton over the named keys. Its state is the next key, whether a comma is due, how many
+keys there are (where min/maxProperties ask), which "at least one key such that" are satisfied, and what is
+left of the presence formula. Behind the last named key come keys that the schema does not name: they fall
+into classes by the patterns that they match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from sglite.errors import GrammarTooLarge
+from sglite.grammar.schema.cases import Case, Conjunction, SomeKey
+from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.pattern_text import found_in, pattern_expression
+from sglite.grammar.schema.presence import Formula, assign, names_in
+from sglite.grammar.schema.strings import ANY_STRING, join, meet, one_of, string_parts
+from sglite.grammar.schema.values import encodable
+
+if TYPE_CHECKING:
+    from sglite.grammar.schema.emit import Emitter
+
+OPEN, CLOSE = Terminal('"{"'), Terminal('"}"')
+MAX_CLASSES = 64
+MAX_STATES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKey:
+    name: str
+    literals: Conjunction
+    witness: tuple[tuple[int, Conjunction], ...]  # some_keys that it can satisfy, and what its value must be then
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClass:
+    """Unnamed keys with one rule. `expression`: their spelling between the quotes."""
+
+    expression: str
+    literals: Conjunction
+    satisfies: frozenset[int] = frozenset()  # some_keys that such a key with such a value satisfies
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    index: int
+    first: bool
+    count: int
+    witnessed: frozenset[int]
+    presence: Formula
+
+
+def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
+    names = key_order(case)
+    named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
+    named = [key for key in named if key is not None]
+    classes = _classes(emitter, case, set(names))
+    presence = case.presence
+    for name in names_in(presence) - {key.name for key in named}:
+        presence = assign(presence, name, False)
+    if presence is False or not set(case.required) <= {key.name for key in named}:
+        return
+    emitter.grammar.add(rule, OPEN, _Automaton(emitter, case, named, classes).start(presence))
+
+
+def key_order(case: Case) -> list[str]:
+    """All keys that the case names: those of `properties` first, then those that are only asked for or forbidden."""
+    declared = chain.from_iterable(rule.named for rule in case.keys)
+    return list(dict.fromkeys(chain(declared, case.required, sorted(names_in(case.presence)), sorted(case.absent))))
+
+
+def _named_key(emitter: Emitter, case: Case, name: str) -> NamedKey | None:
+    """None where the key cannot be there."""
+    if not encodable(name) or not all(_name_holds(emitter, literal, name) for literal in case.key_names):
+        return None
+    literals = case.key_literals(name)
+    if literals and emitter.expander.is_hopeless(literals):
+        return None
+    witness = []
+    for i, rule in enumerate(case.some_keys):
+        fits = name not in rule.named and not any(found_in(pattern, name) for pattern in rule.not_matching)
+        fits = fits and (rule.pattern is None or found_in(rule.pattern, name))
+        if fits and (rule.name is None or _name_holds(emitter, rule.name, name)):
+            witness.append((i, literals if rule.value is None else _with(literals, rule.value)))
+    return NamedKey(name, literals, tuple(witness))
+
+
+def _with(literals: Conjunction, literal: int) -> Conjunction:
+    return literals if literal in literals else (*literals, literal)
+
+
+def _name_holds(emitter: Emitter, literal: int, name: str) -> bool:
+    return emitter.expander.evaluator.is_valid(max(literal, ~literal), name) == (literal >= 0)
+
+
+# --- unnamed keys
+
+
+def _classes(emitter: Emitter, case: Case, names: set[str]) -> list[KeyClass]:
+    """A partition of the unnamed keys, classes with equal rules united, classes without any value left out."""
+    patterns = list(dict.fromkeys(pattern for rule in case.keys for pattern, _ in rule.patterns))
+    bases = _allowed_names(emitter, case)
+    outside = [f"~{one_of(sorted(n for n in names if encodable(n)))}"] if names else []
+    by_rule: dict[Conjunction, list[str]] = {}
+    for base in bases:
+        for matched, parts in _partition(emitter, patterns, [*base, *outside]):
+            literals = _class_literals(case, matched)
+            if not (literals and emitter.expander.is_hopeless(literals)):
+                by_rule.setdefault(literals, []).append(meet(parts))
+    found = [
+        KeyClass(_union(expressions, patterns, bases, outside), literals) for literals, expressions in by_rule.items()
+    ]
+    witnesses = [
+        w
+        for i, rule in enumerate(case.some_keys)
+        for w in _witness_classes(emitter, case, i, rule, patterns, bases, outside)
+    ]
+    return found + witnesses
+
+
+def _union(expressions: list[str], patterns: list[str], bases: list[list[str]], outside: list[str]) -> str:
+    if len(bases) == 1 and len(expressions) == 2 ** len(patterns):
+        return meet([*bases[0], *outside])  # all classes have one rule: no pattern decides anything
+    return join(expressions)
+
+
+def _class_literals(case: Case, matched: frozenset[str]) -> Conjunction:
+    found: dict[int, None] = {}
+    for rule in case.keys:
+        hits = [literal for pattern, literal in rule.patterns if pattern in matched]
+        for literal in hits or ([] if rule.rest is None else [rule.rest]):
+            found[literal] = None
+    return tuple(found)
+
+
+def _allowed_names(emitter: Emitter, case: Case) -> list[list[str]]:
+    """Expressions of the key texts that propertyNames allows, as a union of intersections."""
+    return _names_of(emitter, case.key_names)
+
+
+def _names_of(emitter: Emitter, literals: Conjunction) -> list[list[str]]:
+    if not literals:
+        return [[ANY_STRING]]
+    bases: list[list[str]] = []
+    for case in emitter.cases(literals):
+        for gap in case.gaps:
+            emitter.on_gap(gap)
+        if case.values is not None:
+            texts = [value for value in case.values if isinstance(value, str) and encodable(value)]
+            bases.extend([[one_of(texts)]] if texts else [])
+        elif case.types & 16:
+            parts = string_parts(case)
+            bases.extend([] if parts is None or emitter.is_empty(parts) else [parts])
+    return bases
+
+
+def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[tuple[frozenset[str], list[str]]]:
+    """The key texts of `base` by the set of patterns that they match."""
+    classes: list[tuple[frozenset[str], list[str]]] = [(frozenset(), base)]
+    for pattern in patterns:
+        expression = pattern_expression(pattern)
+        split = []
+        for matched, parts in classes:
+            for side in ((matched | {pattern}, [*parts, expression]), (matched, [*parts, f"~{expression}"])):
+                if len(patterns) == 1 and parts == [ANY_STRING] or not emitter.is_empty(side[1]):
+                    split.append(side)
+        classes = split
+        if len(classes) > MAX_CLASSES:
+            raise GrammarTooLarge(f"patternProperties that overlap in more than {MAX_CLASSES} ways")
+    return classes
+
+
+def _witness_classes(
+    emitter: Emitter, case: Case, i: int, rule: SomeKey, patterns: list[str], bases: list[list[str]], outside: list[str]
+) -> list[KeyClass]:
+    """Unnamed keys that satisfy the i-th "at least one key such that"."""
+    narrow = [f"~{one_of(sorted(rule.named))}"] if rule.named else []
+    narrow += [f"~{pattern_expression(pattern)}" for pattern in rule.not_matching]
+    if rule.pattern is not None:
+        narrow.append(pattern_expression(rule.pattern))
+    names = [[]] if rule.name is None else _names_of(emitter, (rule.name,))
+    found = []
+    for base in bases:
+        for name in names:
+            for matched, parts in _partition(emitter, patterns, [*base, *name, *outside, *narrow]):
+                literals = _class_literals(case, matched)
+                literals = literals if rule.value is None else _with(literals, rule.value)
+                if not emitter.is_empty(parts):
+                    found.append(KeyClass(meet(parts), literals, frozenset({i})))
+    return found
+
+
+# --- the automaton
+
+
+class _Automaton:
+    def __init__(self, emitter: Emitter, case: Case, named: list[NamedKey], classes: list[KeyClass]) -> None:
+        self.emitter = emitter
+        self.case = case
+        self.named = named
+        self.classes = classes
+        self.all_witnessed = frozenset(range(len(case.some_keys)))
+        self.counting = case.max_keys is not None or case.min_keys > len(case.required)
+        self.rules: dict[_State, Rule] = {}
+        self.queue: list[_State] = []
+
+    def start(self, presence: Formula) -> Rule:
+        rule = self.rule(_State(0, True, 0, frozenset(), presence))
+        while self.queue:
+            state = self.queue.pop()
+            if state.index < len(self.named):
+                self.named_key(self.rules[state], state)
+            else:
+                self.unnamed_keys(self.rules[state], state)
+        return rule
+
+    def rule(self, state: _State) -> Rule:
+        found = self.rules.get(state)
+        if found is None:
+            if len(self.rules) >= MAX_STATES:
+                raise GrammarTooLarge("an object's rules about which keys are there need too many states")
+            found = self.rules[state] = self.emitter.grammar.new_rule()
+            self.queue.append(state)
+        return found
+
+    def counted(self, count: int) -> int:
+        if not self.counting:
+            return 0
+        return min(count, self.case.min_keys if self.case.max_keys is None else self.case.max_keys + 1)
+
+    def is_full(self, count: int) -> bool:
+        return self.case.max_keys is not None and count >= self.case.max_keys
+
+    def named_key(self, rule: Rule, state: _State) -> None:
+        """Go through the keys from state.index on: required ones in a row, up to the first that may be left out."""
+        symbols: list[Symbol] = []
+        while state.index < len(self.named):
+            key = self.named[state.index]
+            there = self.after(state, key.name, present=True)
+            gone = None if key.name in self.case.required else self.after(state, key.name, present=False)
+            ways = [] if there is None else self.ways(state, key, there)
+            if gone is not None:
+                for literals, target in ways:
+                    self.emitter.grammar.add(rule, *symbols, *self.pair(state, key, literals), self.rule(target))
+                self.emitter.grammar.add(rule, *symbols, self.rule(gone))
+                return
+            if len(ways) != 1:
+                for literals, target in ways:
+                    self.emitter.grammar.add(rule, *symbols, *self.pair(state, key, literals), self.rule(target))
+                return
+            symbols += self.pair(state, key, ways[0][0])
+            state = ways[0][1]
+        self.emitter.grammar.add(rule, *symbols, self.rule(state))
+
+    def pair(self, state: _State, key: NamedKey, literals: Conjunction) -> list[Symbol]:
+        return [self.emitter.key(key.name, first=state.first), self.emitter.value(literals)]
+
+    def after(self, state: _State, name: str, *, present: bool) -> _State | None:
+        presence = assign(state.presence, name, present)
+        if presence is False or (present and self.is_full(state.count)):
+            return None
+        count = self.counted(state.count + present)
+        return _State(state.index + 1, state.first and not present, count, state.witnessed, presence)
+
+    def ways(self, state: _State, key: NamedKey, there: _State) -> list[tuple[Conjunction, _State]]:
+        found = [(key.literals, there)]
+        for i, literals in key.witness:
+            if i not in state.witnessed:
+                witnessed = state.witnessed | {i}
+                found.append((literals, _State(there.index, False, there.count, witnessed, there.presence)))
+        return found
+
+    def unnamed_keys(self, rule: Rule, state: _State) -> None:
+        add = self.emitter.grammar.add
+        if state.witnessed == self.all_witnessed:
+            self.finish(rule, state)
+            return
+        if self.is_full(state.count):
+            return
+        for kind in self.classes:
+            target = _State(state.index, False, self.counted(state.count + 1), state.witnessed | kind.satisfies, True)
+            if kind.satisfies <= state.witnessed and kind.satisfies:
+                continue
+            key = self.emitter.free_key(kind.expression, first=state.first)
+            add(rule, key, self.emitter.value(kind.literals), self.rule(target))
+
+    def finish(self, rule: Rule, state: _State) -> None:
+        """Any number of unnamed keys within the limits, and the end."""
+        add = self.emitter.grammar.add
+        least = max(self.case.min_keys - state.count, 0) if self.counting else 0
+        most = None if self.case.max_keys is None else self.case.max_keys - state.count
+        plain = [kind for kind in self.classes if not kind.satisfies]
+        if least == 0:
+            add(rule, CLOSE)
+        if not plain or most == 0:
+            return
+        further = self.choice(plain, first=False)
+        if not state.first:
+            if least == 0:
+                add(rule, Repeat((further,), 1, most), CLOSE)
+            else:
+                add(rule, Repeat((further,), least, most), CLOSE)
+            return
+        more = Repeat((further,), max(least - 1, 0), None if most is None else most - 1)
+        add(rule, self.choice(plain, first=True), more, CLOSE)
+
+    def choice(self, classes: list[KeyClass], *, first: bool) -> Rule:
+        rule = self.emitter.grammar.new_rule()
+        for kind in classes:
+            key = self.emitter.free_key(kind.expression, first=first)
+            self.emitter.grammar.add(rule, key, self.emitter.value(kind.literals))
+        return rule

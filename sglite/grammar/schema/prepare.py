@@ -1,0 +1,94 @@
+"""From a schema's text to a PreparedSchema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglite.errors import GrammarTooLarge, InvalidGrammar, SgliteError, UnsupportedSchema
+from sglite.grammar.schema.cases import Gap
+from sglite.grammar.schema.coverage import report
+from sglite.grammar.schema.document import Document
+from sglite.grammar.schema.emit import Emitter
+from sglite.grammar.schema.evaluate import Evaluator
+from sglite.grammar.schema.expand import Expander, TooManyCases
+from sglite.grammar.schema.grammar import Grammar
+from sglite.grammar.schema.order import KeyOrder
+from sglite.grammar.schema.pattern import PatternError
+from sglite.grammar.schema.types import PreparedSchema, SchemaLimits
+from sglite.grammar.schema.values import parse_json, parse_schema_text
+from sglite.protocol import OnUnsupported, Whitespace
+
+MAX_ATTEMPTS = 40  # each leaves one more keyword to validation
+
+
+def prepare(
+    source: str,
+    *,
+    on_unsupported: OnUnsupported = "error",
+    whitespace: Whitespace = "compact",
+    limits: SchemaLimits | None = None,
+) -> PreparedSchema:
+    """A schema's JSON text as a grammar.
+
+    Raises InvalidGrammar (not a schema, or no value satisfies it), UnsupportedSchema (on_unsupported="error"
+    and a keyword that cannot be enforced, with its pointer) or GrammarTooLarge.
+    """
+    limits = limits or SchemaLimits()
+    document = Document(parse_schema_text(source, limits))
+    builder = _Builder(document, limits, whitespace, strict=on_unsupported == "error")
+    lark = builder.build()
+    return PreparedSchema(
+        lark=lark,
+        coverage=report(document, builder.expander.terms, builder.gaps),
+        key_order=KeyOrder(builder.expander).reorder,
+        validator=_Validator(document),
+    )
+
+
+class _Builder:
+    def __init__(self, document: Document, limits: SchemaLimits, whitespace: Whitespace, *, strict: bool) -> None:
+        self.document = document
+        self.limits = limits
+        self.whitespace: Whitespace = whitespace
+        self.strict = strict
+        self.expander = Expander(document, max_cases=limits.max_branches)
+        self.gaps: dict[tuple[str, str], Gap] = {}
+
+    def build(self) -> str:
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return self._attempt()
+            except TooManyCases as error:
+                choice = error.choice
+                reason = f"its branches combine into more than {self.limits.max_branches} cases"
+                self._on_gap(Gap(0, choice.node_id, f"{choice.pointer}/{choice.keyword}", choice.keyword, reason))
+                self.expander.loosen(choice.node_id, choice.keyword)
+        raise GrammarTooLarge(f"more than {MAX_ATTEMPTS} keywords of the schema have too many cases")
+
+    def _attempt(self) -> str:
+        grammar = Grammar(max_rules=self.limits.max_rules)
+        emitter = Emitter(self.expander, grammar, whitespace=self.whitespace, on_gap=self._on_gap)
+        lark = grammar.lark(emitter.emit((self.document.root,)))
+        if lark is None:
+            raise InvalidGrammar("no value satisfies the schema")
+        return lark
+
+    def _on_gap(self, gap: Gap) -> None:
+        if self.strict:
+            raise UnsupportedSchema(gap.reason, pointer=gap.pointer, keyword=gap.keyword)
+        self.gaps[gap.pointer, gap.keyword] = gap
+
+
+class _Validator:
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def __call__(self, text: str) -> str | None:
+        try:
+            value: Any = parse_json(text)
+        except SgliteError as error:
+            return error.message
+        try:
+            return Evaluator(self.document).error(self.document.root, value)
+        except PatternError as error:
+            return f"a pattern cannot be checked: {error}"
