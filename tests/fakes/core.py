@@ -105,6 +105,10 @@ class ScriptedCore:
         return bool(self._running or self._ready or self.fail_next_step)
 
     @property
+    def next_deadline(self) -> float | None:
+        return None
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

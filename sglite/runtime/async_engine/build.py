@@ -68,4 +68,4 @@ def _model_info(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer,
 
 
 def _stats(core: EngineCore) -> Callable[[], dict[str, Any]]:
-    return lambda: {"has_work": core.has_work}
+    return lambda: dataclasses.asdict(core.metrics)

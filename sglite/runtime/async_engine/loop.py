@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -91,7 +92,7 @@ class StepLoop:
         try:
             while not self._stopping:
                 self.busy = False
-                commands = self._inbox.take(0 if self._core.has_work else IDLE_TURN_S)
+                commands = self._inbox.take(0 if self._core.has_work else self._idle_time())
                 self.busy = True
                 self._turn(commands)
         except Exception as error:
@@ -99,6 +100,11 @@ class StepLoop:
             self._emit([m.Died(ErrorInfo.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}")))])
         finally:
             self._core.close()
+
+    def _idle_time(self) -> float:
+        """Seconds until the core may have something to do by itself; a wake-up ends it earlier."""
+        deadline = self._core.next_deadline
+        return IDLE_TURN_S if deadline is None else min(IDLE_TURN_S, max(0.001, deadline - time.monotonic()))
 
     def _turn(self, commands: list[m.Command]) -> None:
         events: list[m.Event] = []
