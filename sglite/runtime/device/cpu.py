@@ -70,7 +70,8 @@ class CpuDevice:
     def __init__(self, num_threads: int | None = None) -> None:
         self.torch_device = torch.device("cpu")
         self.ops = CpuOps()
-        torch.set_num_threads(num_threads or usable_cpus())
+        # torch starts with OMP_NUM_THREADS or the cores of the host, whatever the control group allows
+        torch.set_num_threads(num_threads or min(torch.get_num_threads(), usable_cpus()))
 
     def free_memory(self) -> int:
         return available_memory()

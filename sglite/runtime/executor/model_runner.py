@@ -74,9 +74,8 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
         self._sampling.load(batch.loads)
-        table = self._tables.host_page_table
-        for update in batch.page_updates:
-            table[update.row, update.first : update.first + len(update.pages)] = update.pages
+        updates = batch.page_updates
+        self._tables.host_page_table[updates.rows, updates.columns] = updates.pages
         inputs = self._device.prepare(batch, self._tables)
         self._attention.plan(inputs)
         self._logits = self._forward(inputs)[:, : self.vocab_size]
@@ -105,7 +104,7 @@ class ModelRunner:
             output = self._sample(logits, inputs)
             tokens = output.tokens
             copies = {"tokens": tokens, "num_accepted": output.num_accepted, "status": output.status}
-        copies |= scores.compute(logits, tokens, inputs.masks if plan.flags.masked else None, batch.mask_slots)
+        copies |= scores.compute(logits, tokens, inputs.masks if (batch.mask_slots >= 0).any() else None)
         drawn = DrawnRows(len(batch.rows), np.flatnonzero(batch.samples), plan)
         return QueuedStep(self._device.to_host(copies), drawn, scores)
 

@@ -1,4 +1,4 @@
-"""The attention block of a decoder layer: norm, fused q, k, v projection, attention, output projection onto the stream."""
+"""The attention block of a decoder layer: norm, one q, k, v projection, attention, projection onto the stream."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import torch
 
 
 def allowed_tokens(masks: torch.Tensor, index: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """bool[S, vocab_size] from rows `index`  # int[S]  of masks  # int32[rows, words]."""
-    words = masks.index_select(0, index)
+    """bool[S, vocab_size] from rows `index`  # int[S]  of masks  # int32[rows, words]; all where the index is -1."""
+    words = masks.index_select(0, index.clamp(min=0)).masked_fill_((index < 0)[:, None], -1)
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     allowed = (words[:, :, None] >> bits).bitwise_and_(1).bool()
     return allowed.flatten(1)[:, :vocab_size]
