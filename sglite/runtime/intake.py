@@ -97,6 +97,7 @@ class Intake:
         longest = max(map(len, source.continuations), default=0)
         self._check_length(len(ids) + longest, wants_text=False)
         job = Job(source.request_id, source, now, source.priority, source.program)
+        job.num_prompt = len(ids)
         job.trie = ScoreTrie(len(ids), source.continuations)
         for index, row in enumerate(job.trie.rows):
             tokens = np.concatenate([ids, row.tokens])
@@ -112,7 +113,7 @@ class Intake:
         """The job of computing a prefix for later."""
         ids = self._prompt_ids(tuple(token_ids))
         self._check_length(len(ids), wants_text=False)
-        job = Job(request_id, None, now, lease_until=lease_until)
+        job = Job(request_id, None, now, lease_until=lease_until, num_prompt=len(ids))
         job.requests.append(self._compute_only(job, 0, ids, len(ids), namespace))
         job.num_open = 1
         return job
@@ -177,7 +178,7 @@ class Intake:
                 include_stop=params.include_stop,
             ),
         )
-        if wants_prompt and num_prompt > 1:
+        if wants_prompt:
             positions = np.arange(num_prompt - 1, dtype=np.int32)
             request.targets = Targets(positions, ids[1:].copy(), params.prompt_logprobs or 0)
             if not samples:

@@ -57,6 +57,7 @@ class Job:
     num_open: int = 0
     trie: ScoreTrie | None = None  # of a scoring
     lease_until: float = 0.0  # of a prefix to warm, time.monotonic() seconds
+    num_prompt: int = 0  # of a scoring or warming: prompt tokens
     cached_tokens: int = 0  # of a scoring or warming: found in the cache at its first row's admission
 
 

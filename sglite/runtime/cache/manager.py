@@ -22,7 +22,6 @@ from sglite.runtime.cache.eviction import EvictionPolicy, LeaseThenLRU
 from sglite.runtime.cache.page_allocator import PageAllocator
 from sglite.runtime.cache.radix_tree import Namespace, Node, RadixTree
 
-
 _MAX_HOLDERS = 4096  # after which those whose leases ended are forgotten
 
 

@@ -31,6 +31,11 @@ class HeldRows:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that are reserved."""
+        return sum(h.row >= 0 for h in self._held.values())
+
     def add(self, held: HeldRow) -> None:
         self._held[held.request_id] = held
 

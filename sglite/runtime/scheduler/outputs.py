@@ -356,8 +356,7 @@ class OutputProcessor:
         elif job.num_open == 0:
             assert job.trie is not None
             logprobs = tuple(tuple(max(p, _LEAST_LOGPROB) for p in one) for one in job.trie.logprobs())
-            prompt = job.requests[0].num_prompt
-            usage = Usage(prompt_tokens=prompt, cached_tokens=job.cached_tokens)
+            usage = Usage(prompt_tokens=job.num_prompt, cached_tokens=job.cached_tokens)
             self._outbox.append(ScoreOutput(request_id=job.request_id, logprobs=logprobs, usage=usage))
 
     def _finish_warming(self, request: Request, error: BaseException | None) -> None:

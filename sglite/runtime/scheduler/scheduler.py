@@ -334,8 +334,10 @@ class Scheduler:
         return new
 
     def _free_held_row(self) -> bool:
-        """Rows that wait to be continued give way to requests that want to run."""
+        """Held rows give way to waiting requests where more than half of all rows are held, or nothing else runs."""
         while not self._table.num_free:
+            if self.running and 2 * self.held.num_rows <= self._table.max_rows:
+                return False
             if not self._release_held():
                 return False
         return True
@@ -401,7 +403,7 @@ class Scheduler:
     def _count(self, request: Request, cached: int) -> None:
         if request.completion is None:
             if request.index == 0:
-                request.job.cached_tokens = cached
+                request.job.cached_tokens = min(cached, request.job.num_prompt)
         elif not request.num_output:
             request.completion.cached_tokens = min(cached, request.num_prompt)
         self._metrics.prompt_tokens += request.num_tokens

@@ -1,0 +1,55 @@
+"""An exception in a step ends the requests of that step; nobody reads what it may have left half written."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglite.protocol import FinishReason
+from tests.runtime.harness import Harness, greedy
+
+BOTH_LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+
+
+@BOTH_LOOPS
+@pytest.mark.parametrize("phase", ["forward", "sample", "wait"])
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_failed_step_ends_its_requests_and_the_loop_goes_on(overlap: bool, phase: str, step: int) -> None:
+    harness = Harness(overlap=overlap)
+    harness.executor.fail_on[phase].add(step)
+    ids = [harness.add(f"{i} in the step", max_tokens=10, ignore_eos=True) for i in range(2)]
+    harness.step()
+    later = harness.add("0 in the step after", max_tokens=10, ignore_eos=True)
+    harness.run()
+    assert harness.core.metrics.failed_steps == 1
+    for i, request_id in enumerate(ids):
+        output = harness.output(request_id)
+        assert output.finish_reason is FinishReason.ERROR
+        assert "scripted" in output.error.message
+        assert list(output.token_ids) == greedy(f"{i} in the step", len(output.token_ids))
+    if harness.output(later).finish_reason is not FinishReason.ERROR:
+        assert list(harness.output(later).token_ids) == greedy("0 in the step after", 10)
+    fresh = harness.generate("0 in the step", max_tokens=10, ignore_eos=True)
+    assert list(fresh.token_ids) == greedy("0 in the step", 10)
+
+
+def test_who_shares_wrong_kv_starts_over() -> None:
+    harness = Harness(overlap=True, max_step_tokens=32)
+    harness.executor.fail_on["wait"].add(1)
+    first = harness.add("a shared beginning", max_tokens=5, ignore_eos=True)
+    harness.step()  # step 1 is on the device: its KV will turn out wrong
+    sharing = harness.add("a shared beginning, then more", max_tokens=5, ignore_eos=True, prompt_logprobs=None)
+    harness.run()
+    assert harness.output(first).finish_reason is FinishReason.ERROR
+    assert list(harness.output(sharing).token_ids) == greedy("a shared beginning, then more", 5)
+
+
+@BOTH_LOOPS
+def test_a_row_whose_sampling_fails_ends_alone(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    harness.executor.bad_rows.add(3)
+    bad = harness.add("bad", max_tokens=10, ignore_eos=True)
+    good = harness.add("good", max_tokens=10, ignore_eos=True)
+    harness.run()
+    assert harness.output(bad).finish_reason is FinishReason.ERROR
+    assert "NaN" in harness.output(bad).error.message
+    assert list(harness.output(good).token_ids) == greedy("good", 10)
