@@ -110,9 +110,12 @@ class DrawnRows:
     plan: SamplePlan
 
     def collect(self, copies: Mapping[str, NDArray[Any]]) -> StepResult:
-        tokens, accepted, status = copies["tokens"], copies["num_accepted"], copies["status"]
-        width = int(self.plan.num_draws.max()) if len(self.sampling) else 1
+        """Where nothing drew there are no copies of it either."""
+        width = int(self.plan.num_draws.max(initial=1))
         result = StepResult(np.zeros(self.num_rows, np.int32), np.full((self.num_rows, width), -1, np.int32))
+        if not len(self.sampling):
+            return result
+        tokens, accepted, status = copies["tokens"], copies["num_accepted"], copies["status"]
         result.num_accepted[self.sampling] = accepted
         if width == 1:
             result.tokens[self.sampling, 0] = tokens
