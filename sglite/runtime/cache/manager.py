@@ -22,8 +22,6 @@ from sglite.runtime.cache.eviction import EvictionPolicy, LeaseThenLRU
 from sglite.runtime.cache.page_allocator import PageAllocator
 from sglite.runtime.cache.radix_tree import Namespace, Node, RadixTree
 
-_MAX_HOLDERS = 4096  # after which those whose leases ended are forgotten
-
 
 @dataclass(slots=True, eq=False)
 class Prefix:
@@ -63,7 +61,6 @@ class CacheManager:
         self.num_evicted = 0  # pages, ever
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixTree(page_size, policy or LeaseThenLRU(), self._allocator.free)
-        self._holders: dict[str, set[Node]] = {}
 
     # -- room
 
@@ -161,26 +158,15 @@ class CacheManager:
         if boundary.parent is None or boundary.detached:
             return
         self._tree.lease(boundary, holder, end=end, now=now)
-        if holder not in self._holders and len(self._holders) >= _MAX_HOLDERS:
-            self._forget_ended(now)
-        self._holders.setdefault(holder, set()).add(boundary)
 
     def mark_done(self, prefix: Prefix, above: int) -> None:
         """Nothing reads the tokens from `above` on of a locked prefix again: they are evicted first."""
         self._tree.mark_done(prefix.node, above, prefix.length)
 
-    def end_leases(self, holder: str) -> None:
-        for node in self._holders.pop(holder, ()):
-            self._tree.end_lease(node, holder)
-
-    def _forget_ended(self, now: float) -> None:
-        self._holders = {h: nodes for h, nodes in self._holders.items() if any(n.lease_end(now) for n in nodes)}
-
     # -- the whole
 
     def flush(self) -> bool:
         """Drop every prefix that is not locked. True when the cache is empty."""
-        self._holders.clear()
         self._tree.clear()
         return self._tree.num_protected == 0
 

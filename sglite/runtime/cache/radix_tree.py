@@ -176,10 +176,6 @@ class RadixTree:
         self._pushes += 1
         heapq.heappush(self._lease_ends, (end, self._pushes, node))
 
-    def end_lease(self, node: Node, holder: str) -> None:
-        if node.leases.pop(holder, None) is not None and node.locks == 0 and not node.children:
-            self._push(node)
-
     def mark_done(self, node: Node, above: int, length: int) -> None:
         """Nothing will read tokens `above` .. `length` of the path to `node` again: they go first."""
         at: Node | None = node

@@ -41,7 +41,8 @@ def fill_masks(step: Step, buffer: Bitmask, filler: BatchFiller | None) -> dict[
         elif request.matcher is None:
             assert request.completion is not None
             buffer[slot].fill(-1)
-            forbid(buffer[slot], request.completion.stop_ids)
+            if step.batch.output_index[i] < request.completion.min_tokens:
+                forbid(buffer[slot], request.completion.stop_ids)
         else:
             matchers.append(request.matcher)
             slots.append(slot)

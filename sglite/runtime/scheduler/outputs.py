@@ -141,8 +141,11 @@ class OutputProcessor:
                 status = self._append(request, token_id)
                 if status is not None:
                     break
-            if status is None and completion.jump_forward and request.matcher is not None:
-                status = self._append_forced(request)
+            if status is None and request.matcher is not None:
+                if completion.jump_forward:
+                    status = self._append_forced(request)
+                if request.grammar is None and request.matcher.can_stop:
+                    self._unbind(request)
         except (GrammarViolation, StopRegexTimeout) as error:
             self.fail(request, _request_error(error))
             return False
@@ -218,6 +221,12 @@ class OutputProcessor:
             if request.num_tokens >= request.limit:
                 return RequestStatus.LENGTH
         return None
+
+    def _unbind(self, request: Request) -> None:
+        """A matcher without a grammar (a healed token, a bounded thinking phase) has nothing more to say."""
+        request.matcher = None
+        if request.status is RequestStatus.RUNNING:
+            self._table.constrain(request)
 
     def _moved_on(self, request: Request) -> None:
         """A row took more than one token. If its next sample is under way already, that token is known: it was the
@@ -384,6 +393,8 @@ class OutputProcessor:
         if over and not isinstance(completion.matched_stop, str):
             completion.finish_text()
         completion.num_sent += len(new_ids)
+        if over and completion.stop_id_hidden:
+            del completion.logprobs[len(new_ids) :]
         first_output, completion.began = not completion.began, True
         self._outbox.append(
             RequestOutput(

@@ -76,12 +76,17 @@ class RowTable:
         self.prompt[row] = request.num_prompt
         self.samples[row] = request.samples
         completion = request.completion
-        self.constrained[row] = request.matcher is not None
-        bans = completion is not None and request.matcher is None and completion.stop_ids
-        self.masked_below[row] = request.num_prompt + completion.min_tokens if completion and bans else 0
+        self.constrain(request)
         self.wants_logprobs[row] = completion is not None and completion.num_logprobs >= 0
         self.has_targets[row] = request.targets is not None
         self.sync(request)
+
+    def constrain(self, request: Request) -> None:
+        """The request's matcher came or went."""
+        row, completion = request.row, request.completion
+        self.constrained[row] = request.matcher is not None
+        bans = completion is not None and request.matcher is None and completion.stop_ids
+        self.masked_below[row] = request.num_prompt + completion.min_tokens if completion and bans else 0
 
     def sync(self, request: Request) -> None:
         """The request's known tokens changed by more than a step's one."""

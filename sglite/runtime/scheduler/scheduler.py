@@ -113,8 +113,6 @@ class Scheduler:
             end = now + self._lease_s
             self._cache.lease(prefix, wanted, holder=program.program_id, end=end, now=now)
         self._cache.mark_done(prefix, max(wanted, first_own))
-        if not wanted and not program.remaining:
-            self._cache.end_leases(program.program_id)
 
     def hold(self, held: HeldRow) -> None:
         self.held.add(held)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import regex
+
+from sglite.errors import InvalidRequest
+from sglite.runtime.stop import StopChecker, StopRegexTimeout, compile_stop_regex
+
+
+def _run(pieces: list[str], texts: tuple[str, ...] = (), patterns: tuple[str, ...] = (), **kw: bool) -> tuple[str, str]:
+    checker = StopChecker(
+        texts, [regex.compile(p) for p in patterns], include_stop=kw.get("include", False), budget_s=1.0
+    )
+    out = ""
+    for piece in pieces:
+        text, match = checker.push(piece, armed=True)
+        out += text
+        if match is not None:
+            return out, match.spec
+    return out + checker.flush(), ""
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_cut_of_a_text_stops_where_the_whole_text_would(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice("ab\n") for _ in range(60))
+    stops = tuple("".join(rng.choice("ab\n") for _ in range(rng.randint(2, 6))) for _ in range(3))
+    ends = sorted((text.find(s) + len(s), text.find(s)) for s in stops if s in text)
+    pieces, rest = [], text
+    while rest:
+        n = rng.randint(1, 5)
+        pieces.append(rest[:n])
+        rest = rest[n:]
+    out, spec = _run(pieces, stops)
+    if not ends:
+        assert (out, spec) == (text, "")
+    else:
+        assert spec
+        assert text.startswith(out)
+        assert not any(s in out for s in stops)
+        assert text[len(out) :].startswith(spec)
+
+
+def test_the_stop_that_begins_first_wins() -> None:
+    assert _run(["xabcd"], ("cd", "bc")) == ("xa", "bc")
+
+
+def test_a_regex_stops_across_pieces_and_holds_back_only_what_may_match() -> None:
+    checker = StopChecker((), [regex.compile(r"END\d+;")], include_stop=False, budget_s=1.0)
+    assert checker.push("text EN", armed=True) == ("text ", None)
+    assert checker.push("D4", armed=True) == ("", None)
+    text, match = checker.push("2;rest", armed=True)
+    assert (text, match.text) == ("", "END42;")
+
+
+def test_a_look_behind_sees_what_was_given_out() -> None:
+    assert _run(["abc", "x", "d"], (), (r"(?<=cx)d",)) == ("abcx", r"(?<=cx)d")
+
+
+def test_a_partial_match_that_hides_a_whole_one_does_not_delay_it() -> None:
+    assert _run(["ab"], (), (r"a.*z|b",)) == ("a", r"a.*z|b")
+
+
+def test_include_stop_keeps_it() -> None:
+    assert _run(["one.", "two"], (".",), include=True)[0] == "one."
+
+
+def test_nothing_stops_before_it_is_armed() -> None:
+    checker = StopChecker(("a",), [], include_stop=False, budget_s=1.0)
+    assert checker.push("banana", armed=False) == ("banana", None)
+    assert checker.push("ca", armed=True)[0] == "c"
+
+
+def test_a_hostile_regex_runs_out_of_time() -> None:
+    checker = StopChecker((), [regex.compile(r"(a+)+(b|c)$")], include_stop=False, budget_s=0.01)
+    with pytest.raises(StopRegexTimeout):
+        for _ in range(50):
+            checker.push("a" * 50 + "!", armed=True)
+
+
+def test_a_bad_regex_is_refused_with_its_reason() -> None:
+    with pytest.raises(InvalidRequest, match="not a regular expression"):
+        compile_stop_regex("[a")
+    with pytest.raises(InvalidRequest, match="at most"):
+        compile_stop_regex("a" * 5000)
