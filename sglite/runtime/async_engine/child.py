@@ -64,7 +64,7 @@ def main(folder: str, builder: str) -> int:
     config = EngineConfig(**msgspec.json.decode(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = _connected(context, zmq.PUSH, f"ipc://{folder}/events")
+    socket = _sender(context, folder)
 
     def emit(events: list[m.Event]) -> None:
         socket.send(m.encode(events))
@@ -77,7 +77,10 @@ def main(folder: str, builder: str) -> int:
         logging.getLogger("sglite.engine").exception("the engine could not start")
         emit([m.Died(ErrorInfo.of(error))])
         return 1
-    inbox = ZmqInbox(_connected(context, zmq.PULL, f"ipc://{folder}/commands"))
+    commands = context.socket(zmq.PULL)
+    commands.setsockopt(zmq.RCVHWM, 0)
+    commands.bind(f"ipc://{folder}/commands")
+    inbox = ZmqInbox(commands)
     loop = StepLoop(built.core, built.grammars, inbox, emit, built.stats)
     pulse.loop = loop
     emit([m.Ready(built.model_info, built.facts)])
@@ -91,7 +94,7 @@ class _Pulse(threading.Thread):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._socket = _connected(context, zmq.PUSH, f"ipc://{folder}/events")  # sockets belong to one thread each
+        self._socket = _sender(context, folder)  # sockets belong to one thread each
         self.loop: StepLoop | None = None
 
     def run(self) -> None:
@@ -108,12 +111,11 @@ def _end_with_parent() -> None:
     os._exit(3)  # at once and without cleaning up: nobody is left to answer to
 
 
-def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
+def _sender(context: zmq.Context[zmq.Socket[bytes]], folder: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 1000)  # milliseconds: a last word gets through, a dead parent holds nobody up
-    socket.connect(address)
+    socket.connect(f"ipc://{folder}/events")
     return socket
 
 

@@ -59,7 +59,9 @@ class Child:
         self.folder = Path(tempfile.mkdtemp(prefix="sglite-"))  # made with mode 0700
         self._commands = _socket(context, zmq.PUSH)
         self.events = _socket(context, zmq.PULL)
-        self._commands.bind(f"ipc://{self.folder}/commands")
+        # Who sends connects and who receives binds: a connected PUSH socket queues while its peer is not there (yet, or
+        # any more), a bound one would block the sender.
+        self._commands.connect(f"ipc://{self.folder}/commands")
         self.events.bind(f"ipc://{self.folder}/events")
         self._lock = threading.Lock()  # of the command socket, which callers' threads share
         self.process = subprocess.Popen(
