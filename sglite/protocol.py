@@ -273,6 +273,77 @@ class ScoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
+GraphOp = Literal[
+    "text", "argument", "variable", "gen", "select", "set", "reasoning",
+    "role_begin", "role_end", "scope_begin", "scope_end", "fork", "join", "concatenate",
+]  # fmt: skip
+
+
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation of a traced program. Its number is its place in `ProgramGraph.nodes`.
+
+    `name`: the variable that it sets, the argument or variable that it reads, or the role. `source`: the node whose
+    value a "variable" is (with `entry`: which of the values that a join put together). `children`: the branches of a
+    fork or join. `step`: the operation's number in a run that goes the same way.
+    """
+
+    op: GraphOp
+    branch: int = 0  # 0 is the program's own state, others begin at a fork
+    step: int = 0
+    text: str = ""
+    name: str | None = None
+    source: int | None = None
+    entry: int | None = None
+    params: SamplingParams | None = None
+    grammar: GrammarSpec | None = None
+    choices: tuple[str, ...] = ()
+    method: str = ""
+    temperature: float = 0.0
+    children: tuple[int, ...] = ()
+
+
+class ProgramGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program does as far as it is known before it runs: its operations in program order.
+
+    `arguments` were left open. `complete`: the whole program is here; else `stopped` says at what the trace ended.
+    `exact`: every use of an open value is a node. False where one was turned into a Python string, which the program
+    may have looked at.
+    """
+
+    name: str
+    nodes: tuple[GraphNode, ...]
+    arguments: tuple[str, ...] = ()
+    complete: bool = True
+    exact: bool = True
+    stopped: str = ""
+
+    def __str__(self) -> str:
+        head = f"program {self.name}({', '.join(self.arguments)})"
+        lines = [f"%{i:<3} {'    ' * bool(node.branch)}{_spoken(node)}" for i, node in enumerate(self.nodes)]
+        return "\n".join([head, *lines, *([] if self.complete else [f"...  depends on data: {self.stopped}"])])
+
+
+def _spoken(node: GraphNode) -> str:
+    where = f"[{node.branch}] " if node.branch else ""
+    match node.op:
+        case "text":
+            what = f"text {node.text!r}"
+        case "argument":
+            what = f"argument {node.name}"
+        case "variable":
+            what = f"variable {node.name} of %{node.source}" + ("" if node.entry is None else f"[{node.entry}]")
+        case "gen":
+            limit = "" if node.params is None else f" max_tokens={node.params.max_tokens}"
+            what = f"gen {node.name or ''}{limit}" + (f" {node.grammar.kind}" if node.grammar else "")
+        case "select":
+            what = f"select {node.name or ''} of {', '.join(map(repr, node.choices))}"
+        case "fork" | "join" | "concatenate":
+            what = f"{node.op} {', '.join(f'[{child}]' for child in node.children)}"
+        case _:
+            what = f"{node.op} {node.name or ''}"
+    return where + what.rstrip()
+
+
 def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
     """The whole of one completion from the pieces of its stream (same request_id and index, in order)."""
     first, last = outputs[0], outputs[-1]

@@ -83,7 +83,6 @@ def gen(
     whitespace: Whitespace = "compact",
     on_unsupported: OnUnsupported = "error",
     close_on_budget: bool | None = None,
-    think_budget: int | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
@@ -133,7 +132,7 @@ def gen(
     if len(wanted) > 1:
         raise ProgramSyntaxError(f"{' and '.join(wanted)} exclude each other", param=list(wanted)[1])
     if not wanted:
-        return Gen(name=name, params=params, think_budget=think_budget)
+        return Gen(name=name, params=params)
     ((kind, value),) = wanted.items()
     made = _constraint(kind, value, whitespace, on_unsupported)
     if made.stop:
@@ -144,7 +143,6 @@ def gen(
         grammar=made.spec,
         parse=made.parse,
         close_on_budget=(kind == "schema") if close_on_budget is None else close_on_budget,
-        think_budget=think_budget,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sglite.errors import ProgramError, ProgramSyntaxError
 from sglite.lang.bridge import until_done, wait
 from sglite.lang.config import client_or_default
+from sglite.lang.datadep import refuse_in_trace
 from sglite.lang.nodes import GenParams
 from sglite.lang.prefix import PrefixGate
 from sglite.lang.program import Program
@@ -41,6 +42,7 @@ class Batch:
             raise ProgramSyntaxError(f"num_threads must be 'auto' or at least 1, not {limit!r}", param="num_threads")
         if on_error not in ("raise", "return"):
             raise ProgramSyntaxError(f"on_error must be 'raise' or 'return', not {on_error!r}", param="on_error")
+        refuse_in_trace(f"a batch of program {program.name}")
         self._program = program
         self._arguments = arguments
         self._params = params

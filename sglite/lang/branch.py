@@ -24,7 +24,6 @@ from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
 from sglite.lang.bridge import until_done, wait
 from sglite.lang.nodes import (
     Gen,
-    Image,
     Node,
     RoleBegin,
     RoleEnd,
@@ -35,6 +34,7 @@ from sglite.lang.nodes import (
     Text,
     flatten,
 )
+from sglite.lang.scopes import OpenScopes
 from sglite.lang.session import Session
 from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_pieces, variable_texts
 from sglite.lang.transcript import Mark, Transcript, text_since
@@ -105,8 +105,7 @@ class Branch:
         self._current: Item | None = None
         self._running = False
         self._seeded = parent is None
-        self._open_role = None if parent is None else parent._open_role
-        self._open_scopes: list[str] = []
+        self._scopes = OpenScopes() if parent is None else parent._scopes.for_fork()
         # From here on: touched by the task alone.
         self.transcript: Transcript = session.new_transcript()
         self.chat: list[dict[str, Any]] = []
@@ -124,7 +123,7 @@ class Branch:
     def append(self, node: Node) -> None:
         """Raises ProgramSyntaxError for what cannot stand here, and the state's error if it has failed."""
         nodes = flatten(node)
-        self._check(nodes)
+        self._scopes.check(nodes)
         items = [Item(n, self.session.next_step(), {name: Slot() for name in _names(n)}) for n in nodes]
         if self.session.returned.done():
             raise ProgramSyntaxError("the program has ended; nothing can be appended to its state any more")
@@ -313,31 +312,6 @@ class Branch:
         self.assigned[name] = None
         if self._watchers:
             self.session.loop.call_soon_threadsafe(self.notify)
-
-    def _check(self, nodes: Sequence[Node]) -> None:
-        """Roles and scopes open and close in pairs. Changes the record of what is open only if all is well."""
-        role, scopes = self._open_role, list(self._open_scopes)
-        for node in nodes:
-            match node:
-                case RoleBegin(name):
-                    if role is not None:
-                        raise ProgramSyntaxError(f"a {name} message cannot begin inside a {role} message")
-                    role = name
-                case RoleEnd(name):
-                    if role != name:
-                        raise ProgramSyntaxError(f"no {name} message is open that could end here")
-                    role = None
-                case ScopeBegin(name):
-                    scopes.append(name)
-                case ScopeEnd(name):
-                    if name not in scopes:
-                        raise ProgramSyntaxError(f"no scope {name!r} is open that could end here")
-                    scopes.remove(name)
-                case Image():
-                    raise ProgramSyntaxError("no supported model takes images or videos; send text only")
-                case _:
-                    pass
-        self._open_role, self._open_scopes = role, scopes
 
     def _enqueue(self, items: Sequence[Item]) -> None:
         if self.session.cancelled is not None:

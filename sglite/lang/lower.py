@@ -51,7 +51,6 @@ def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: GenParams
         grammar=gen.grammar,
         heal=prompt.heal,
         close_on_budget=gen.close_on_budget,
-        think_budget=gen.think_budget,
         stream=branch.session.stream,
         program=program_ref(branch),
     )

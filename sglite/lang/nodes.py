@@ -116,7 +116,6 @@ class Gen(Node):
     grammar: GrammarSpec | None = None
     parse: Callable[[str], Any] | None = field(default=None, compare=False)
     close_on_budget: bool = False
-    think_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from sglite.errors import ProgramSyntaxError
 from sglite.lang.nodes import GenParams
+from sglite.protocol import ProgramGraph
 from sglite.text.types import TextTokenizer
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from sglite.lang.compiled import CompiledProgram
     from sglite.lang.roles import Roles
     from sglite.lang.state import OnError, ProgramState
-    from sglite.lang.trace import TracedProgram
     from sglite.lang.transcript import Segments
 
 
@@ -90,6 +90,17 @@ class Program:
     def arg_names(self) -> list[str]:
         """The function's parameters after the state."""
         return list(self._signature.parameters)[1:]
+
+    @property
+    def name(self) -> str:
+        return _name(self.func)
+
+    @property
+    def required_names(self) -> list[str]:
+        """Of those, the ones without a default."""
+        parameters = list(self._signature.parameters.values())[1:]
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
     def bind(self, **kwargs: Any) -> Program:
         """The same program with some arguments given. Raises ProgramSyntaxError for names it does not have."""
@@ -172,13 +183,14 @@ class Program:
         async for state in self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error):
             yield state
 
-    def trace(self, *, backend: Any = None, **arguments: Any) -> TracedProgram:
+    def trace(self, *, backend: Any = None, **arguments: Any) -> ProgramGraph:
         """Run the function with placeholders for arguments that are not given and for all that a model would write.
 
-        Nothing is generated. The graph ends where the program's way depends on a value that is not there.
+        Nothing is generated, so `backend` (SGLang's) is not needed. The graph ends where the program's way depends on a
+        value that is not there; `str(graph)` is readable.
         """
         self._check_names(arguments)
-        return importlib.import_module("sglite.lang.trace").trace(self, arguments, backend=backend)
+        return importlib.import_module("sglite.lang.trace").trace(self, arguments)
 
     def compile(self, *, backend: Any = None, **arguments: Any) -> CompiledProgram:
         """Trace, check every constraint, and make schemas and the static prefix ready on the backend.

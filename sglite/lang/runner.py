@@ -11,6 +11,7 @@ from sglite.lang.branch import Branch
 from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
 from sglite.lang.client import Client
 from sglite.lang.config import client_or_default
+from sglite.lang.datadep import refuse_in_trace
 from sglite.lang.interpreter import carry_out
 from sglite.lang.nodes import GenParams
 from sglite.lang.prefix import PrefixGate
@@ -135,6 +136,7 @@ class Run:
 def run(
     program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
 ) -> ProgramState:
+    refuse_in_trace(f"a call of program {program.name}")
     made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
     if stream:
         made.start()
@@ -153,6 +155,7 @@ def run(
 async def run_async(
     program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
 ) -> ProgramState:
+    refuse_in_trace(f"a call of program {program.name}")
     made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
     if stream:
         made.start()

@@ -120,9 +120,9 @@ class Segments:
             if ids[i - 1] in self.tokenizer.special_ids:
                 return i
             if i < len(ids):
-                here = self.tokenizer.token_bytes(ids[i])
+                here = b"".join(map(self.tokenizer.token_bytes, ids[i : i + 2]))
                 before = self.tokenizer.token_bytes(ids[i - 1])
-                if len(here) > 1 and here[:1] == b" " and here[1:2].isalpha() and before and not before[-1:].isspace():
+                if here[:1] == b" " and here[1:2].isalpha() and before and not before[-1:].isspace():
                     return i
         return 0
 
@@ -188,6 +188,13 @@ class TokenTranscript:
         self._ids = best.ids
         self._waiting = best.rest
         self._heal = bool(best.rest)
+
+    def settled(self) -> tuple[int, ...]:
+        """The ids that stay whatever is appended."""
+        if self._waiting:
+            settled, self._waiting = self._segments.settle(self._waiting, first=not self._ids)
+            self._ids += settled
+        return tuple(self._ids)
 
     def mark(self) -> Mark:
         return Mark(len(self._ids), self._waiting, len(self.pieces))
