@@ -73,8 +73,7 @@ _HOMES: dict[str, str] = {
     "OpenAI": "sglite.lang.backends.openai",
 }
 
-__all__ = ["__version__"]
-__all__ += sorted(_HOMES)
+__all__ = ["__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
