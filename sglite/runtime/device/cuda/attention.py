@@ -1,0 +1,127 @@
+"""Paged attention on a GPU: Triton for small steps, FlashInfer for large ones.
+
+Small steps read lengths and pages on the device and need no plan. Large ones are planned on the host: FlashInfer's
+fa3 kernels where the rows have many new tokens (1.6 times faster at 4 rows of 4,096), fa2 where they have few (3.5
+times faster at 64 rows of 16 on 8,192 cached). Measured on an H200; see benchmarks/gpu.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+
+from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
+from sglite.runtime.device.cuda.inputs import CudaForwardBatch
+from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
+from sglite.runtime.device.cuda.planner import RaggedPlanner
+
+_MAX_SPLITS = 64
+
+
+def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
+    """Into how many parts the KV of each of `tokens` rows of up to `longest` cached tokens is cut.
+
+    Enough programs to load the GPU, but no part under 16 tokens (64 where rows alone give some parallelism).
+    """
+    programs = tokens * kv_heads
+    if programs >= 256 and longest <= 1024 or programs >= 512:
+        return 1
+    wanted = max(1, (528 if longest > 1024 else 256) // programs)
+    smallest = 16 if programs < 64 else 64
+    useful = max(1, triton.cdiv(longest, smallest))
+    return min(_MAX_SPLITS, triton.next_power_of_2(wanted), triton.next_power_of_2(useful))
+
+
+class CudaAttention:
+    """bf16 and fp16, head sizes that are powers of two."""
+
+    def __init__(self, shape: AttentionShape, cache: KVCache, *, max_tokens: int, pdl: bool) -> None:
+        device = cache.k[0].device
+        self._shape = shape
+        self._cache = cache
+        self._pdl = pdl
+        self._planner = RaggedPlanner(shape, cache, device)
+        self._large: CudaForwardBatch | None = None
+        # A split launch has fewer than 512 programs of the unsplit kind or few rows: tokens * splits stays below this.
+        parts = max(_MAX_SPLITS, 2048 // shape.num_kv_heads) * 2
+        heads = shape.num_heads
+        self._part = torch.empty(parts * heads * shape.head_dim, dtype=torch.float32, device=device)
+        self._stat = torch.empty(parts * heads * 2, dtype=torch.float32, device=device)
+        self._count = torch.zeros(max_tokens * shape.num_kv_heads, dtype=torch.int32, device=device)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        assert isinstance(batch, CudaForwardBatch)
+        if batch.key is None:
+            self._planner.plan(batch)
+
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        assert isinstance(batch, CudaForwardBatch)
+        if batch.key is None:
+            q = qkv.new_empty(qkv.shape[0], self._shape.num_heads, self._shape.head_dim)
+            self._append(layer, qkv, norms, cos_sin, batch, q)
+            return self._planner.run(layer, q).flatten(1)
+        if not batch.key.decode:
+            self._append(layer, qkv, norms, cos_sin, batch, None)
+        return self._attend_small(layer, qkv, norms, cos_sin, batch)
+
+    def _append(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: CudaForwardBatch,
+        q: torch.Tensor | None,
+    ) -> None:
+        shape, tokens = self._shape, qkv.shape[0]
+        block = 16 if tokens > 64 else 2
+        heads = 2 * shape.num_kv_heads + (0 if q is None else shape.num_heads)
+        q_norm, k_norm = norms or (None, None)
+        norm_rope_append_kernel[(heads, triton.cdiv(tokens, block))](
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
+            batch.positions, batch.slots, qkv if q is None else q, self._cache.k[layer], self._cache.v[layer], tokens,
+            0.0 if q_norm is None else q_norm.eps,
+            HQ=shape.num_heads, HKV=shape.num_kv_heads, D=shape.head_dim, BLOCK_T=block, QK_NORM=norms is not None,
+            QUERIES=q is not None, PDL=self._pdl, launch_pdl=self._pdl,
+        )  # fmt: skip
+
+    def _attend_small(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: CudaForwardBatch,
+    ) -> torch.Tensor:
+        shape, tokens, key = self._shape, qkv.shape[0], batch.key
+        assert key is not None
+        block, stages, warps = _tile(tokens * shape.num_kv_heads, key.splits)
+        out = qkv.new_empty(tokens, shape.num_heads * shape.head_dim)
+        q_norm, k_norm = norms or (None, None)
+        group = shape.num_heads // shape.num_kv_heads
+        decode_attention_kernel[(tokens, key.splits, shape.num_kv_heads)](
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
+            self._cache.k[layer], self._cache.v[layer], batch.page_table, batch.rows, batch.starts, batch.slots, out,
+            self._part, self._stat, self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
+            shape.scale * math.log2(math.e),
+            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
+            BLOCK_T=block, SPLITS=key.splits, PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None,
+            APPEND=key.decode, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
+        )  # fmt: skip
+        return out
+
+
+def _tile(programs: int, splits: int) -> tuple[int, int, int]:
+    """Tokens a tile, pipeline stages, warps."""
+    if splits > 1:
+        return (16, 3, 1) if programs < 64 else (32, 3, 2)
+    return (32, 3, 2) if programs >= 1024 else (64, 3, 4)

@@ -1,0 +1,193 @@
+"""One NVIDIA GPU: it prepares a step's inputs, replays captured steps, and copies results back, without ever waiting.
+
+Everything runs on one stream in the order of the calls; only mask copies have a stream of their own, so that they
+overlap with the forward that is still running. Host memory comes from torch's pinned allocator, which hands a block
+out again only when the copies from it are over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sglite.errors import InvalidRequest
+from sglite.runtime.batch import Batch
+from sglite.runtime.config import EngineConfig
+from sglite.runtime.device.base import (
+    PLAN_ARRAYS,
+    AttentionBackend,
+    AttentionShape,
+    ForwardBatch,
+    ForwardFn,
+    KVCache,
+    RowTables,
+    SampleBatch,
+    SampleFn,
+    SamplePlan,
+    SamplerOps,
+)
+from sglite.runtime.device.cuda.attention import CudaAttention, choose_splits
+from sglite.runtime.device.cuda.graphs import ForwardGraphs
+from sglite.runtime.device.cuda.inputs import (
+    MAX_SMALL,
+    CudaForwardBatch,
+    GraphKey,
+    SmallStep,
+    launch_prepare,
+    padded,
+    send_large,
+)
+from sglite.runtime.device.cuda.ops import CudaOps
+from sglite.runtime.device.cuda.sampler import CudaSamplerOps
+from sglite.runtime.device.cuda.transfers import HostCopies, MaskCopies, PlanCopies
+from sglite.runtime.device.inputs import HostInputs, host_inputs
+from sglite.runtime.device.torch_attention import TorchAttention
+
+_RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
+_REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
+
+
+def make(name: str, config: EngineConfig) -> CudaDevice:
+    """`name`: "cuda" or "cuda:1". Raises InvalidRequest for a GPU that is not there."""
+    index = int(name.partition(":")[2] or 0)
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise InvalidRequest(
+            f"device={name!r}: this machine has {torch.cuda.device_count()} usable NVIDIA GPUs; use device='cpu'",
+            param="device",
+        )
+    cache = Path(os.environ.get("SGLITE_HOME") or Path.home() / ".cache" / "sglite").expanduser()
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))  # kernels compile once per machine
+    return CudaDevice(index, graphs=config.cuda_graphs)
+
+
+class CudaDevice:
+    """`graphs`: replay captured graphs for small steps."""
+
+    overlaps = True
+
+    def __init__(self, index: int, *, graphs: bool) -> None:
+        self.name = f"cuda:{index}"
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+        self._pdl = torch.cuda.get_device_capability(index) >= (9, 0)
+        self.ops = CudaOps(pdl=self._pdl)
+        self._index = index
+        self._capture = graphs
+        self._attention: CudaAttention | None = None
+        self._shape: AttentionShape | None = None
+        self._tables: RowTables | None = None
+        self._small: dict[tuple[int, int], SmallStep] = {}
+        self._plans = PlanCopies(self.torch_device)
+        self._masks = MaskCopies(self.torch_device)
+
+    def free_memory(self) -> int:
+        torch.cuda.empty_cache()
+        return max(0, torch.cuda.mem_get_info(self._index)[0] - _RESERVE)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
+        def one() -> torch.Tensor:
+            size = (num_pages * page_size, shape.num_kv_heads, shape.head_dim)
+            return torch.zeros(size, dtype=shape.dtype, device=self.torch_device)
+
+        layers = range(shape.num_layers)
+        return KVCache([one() for _ in layers], [one() for _ in layers], page_size)
+
+    def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend:
+        """float32 and head sizes without kernels go through the torch reference, which is slow."""
+        if shape.dtype == torch.float32 or shape.head_dim not in (64, 128, 256):
+            return TorchAttention(shape, cache)
+        self._shape = shape
+        self._attention = CudaAttention(shape, cache, max_tokens=MAX_SMALL, pdl=self._pdl)
+        return self._attention
+
+    def sampler_ops(self) -> SamplerOps | None:
+        return CudaSamplerOps(self.torch_device)
+
+    def prepare(self, batch: Batch, tables: RowTables) -> ForwardBatch:
+        if torch.cuda.current_device() != self._index:
+            torch.cuda.set_device(self._index)  # it is a property of the calling thread
+        self._tables = tables
+        inputs = host_inputs(batch, tables.host_page_table, tables.page_size)
+        key = self._graph_key(batch, inputs)
+        if key is None:
+            return send_large(batch, inputs, tables)
+        step = self._small.get((key.tokens, key.logits))
+        if step is None:
+            step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
+        if len(batch.page_updates) > step.updates:
+            return send_large(batch, inputs, tables)
+        step.send(batch, inputs, tables.host_page_table.shape[1])
+        views = step.views
+        return CudaForwardBatch(
+            batch=batch,
+            token_ids=views["token_ids"],
+            positions=views["positions"],
+            slots=views["slots"],
+            page_table=tables.page_table,
+            rows=views["token_rows"],
+            starts=views["positions"],
+            num_new=views["counts"],
+            logits_index=views["logits_index"],
+            host_page_table=tables.host_page_table,
+            key=key,
+            page_size=tables.page_size,
+        )
+
+    def _graph_key(self, batch: Batch, inputs: HostInputs) -> GraphKey | None:
+        """None: the step is too large to be padded."""
+        if self._attention is None or self._shape is None or batch.num_tokens > MAX_SMALL:
+            return None
+        tokens, wanted = batch.num_tokens, len(inputs.logits_index)
+        longest = int(inputs.positions.max())
+        if tokens == len(batch.rows):
+            decode = not batch.loads and wanted == tokens
+        else:
+            decode = False
+            read = int(inputs.positions.sum(dtype=np.int64))
+            if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + 65536:
+                return None
+        size = padded(tokens)
+        splits = choose_splits(size, self._shape.num_kv_heads, longest)
+        return GraphKey(size, size if wanted == tokens else padded(max(1, wanted)), decode, splits)
+
+    def prepare_sample(
+        self,
+        plan: SamplePlan,
+        *,
+        host_masks: torch.Tensor,
+        counts: torch.Tensor,
+        bias: torch.Tensor,
+        last_tokens: torch.Tensor,
+    ) -> SampleBatch:
+        return SampleBatch(
+            flags=plan.flags,
+            plan=plan,
+            **self._plans.send({name: getattr(plan, name) for name in PLAN_ARRAYS}),
+            masks=self._masks.send(host_masks, plan.mask_index) if plan.flags.masked else self._masks.none,
+            counts=counts,
+            bias=bias,
+            last_tokens=last_tokens,
+        )
+
+    def capture_forward(self, forward: ForwardFn) -> ForwardFn:
+        return ForwardGraphs(forward, self._prepare_small, capture=self._capture)
+
+    def capture_sample(self, sample: SampleFn) -> SampleFn:
+        return sample  # one or two launches: nothing to gain
+
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopies:
+        copies = HostCopies(tensors)
+        self._masks.used(copies.event)
+        return copies
+
+    def _prepare_small(self, batch: CudaForwardBatch) -> None:
+        assert self._tables is not None and batch.key is not None
+        step = self._small[batch.key.tokens, batch.key.logits]
+        launch_prepare(step.views, self._tables, programs=1 if batch.key.tokens <= 64 else 4)

@@ -1,0 +1,153 @@
+"""A step's host numbers on their way to the GPU: one pinned buffer, one copy, views of it for every kernel.
+
+Small steps are padded to a captured size and keep their place in memory, so that a graph can be replayed over them.
+In that form every new token is a row of its own for the attention kernel:
+
+    counts | token_ids [tokens] | token_rows [tokens] | positions [tokens] | slots [tokens] | logits_index [logits]
+           | page updates: flat index [updates] | page [updates]
+
+Padding tokens have position and slot -1, which every kernel skips.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglite.runtime.batch import Batch, IntArray
+from sglite.runtime.device.base import ForwardBatch, RowTables
+from sglite.runtime.device.cuda.kernels.elementwise import prepare_kernel
+from sglite.runtime.device.inputs import HostInputs
+
+MAX_SMALL = 512  # tokens of a step that is padded and captured
+_ALIGNED = 16  # int32 words: Triton compiles a kernel again for a pointer that is not 64 bytes aligned
+
+_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, *range(32, 128, 8), *range(128, 256, 16), *range(256, MAX_SMALL + 1, 32))
+
+
+def padded(count: int) -> int:
+    """The captured size for that many tokens."""
+    return next(size for size in _SIZES if size >= count)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What tells captured graphs apart."""
+
+    tokens: int
+    logits: int
+    decode: bool  # one token a row and no row reads what another writes: append and attention are one kernel
+    splits: int  # of each row's KV
+
+
+@dataclass(slots=True)
+class CudaForwardBatch(ForwardBatch):
+    """`key` None: a large step, not padded, `rows` and `num_new` are there. Else rows are tokens."""
+
+    key: GraphKey | None = None
+    page_size: int = 1
+
+
+class Sections:
+    """Named parts of one int32 buffer, each aligned."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.places: dict[str, slice] = {}
+        self.words = 0
+        for name, size in sizes.items():
+            self.places[name] = slice(self.words, self.words + size)
+            self.words += -(-max(size, 1) // _ALIGNED) * _ALIGNED
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: buffer[place] for name, place in self.places.items()}
+
+
+class SmallStep:
+    """The place of one padded size: its buffer on the GPU and how the host fills it."""
+
+    def __init__(self, tokens: int, logits: int, device: torch.device) -> None:
+        self.updates = 2 * tokens + 16
+        self._sections = Sections(
+            {
+                "counts": 2, "token_ids": tokens, "token_rows": tokens, "positions": tokens, "slots": tokens,
+                "logits_index": logits, "update_index": self.updates, "update_pages": self.updates,
+            }
+        )  # fmt: skip
+        self._empty = np.zeros(self._sections.words, np.int32)
+        for name in ("positions", "slots"):
+            self._empty[self._sections.places[name]] = -1
+        self._buffer = torch.zeros(self._sections.words, dtype=torch.int32, device=device)
+        self.views = self._sections.views(self._buffer)
+
+    def send(self, batch: Batch, inputs: HostInputs, table_width: int) -> None:
+        pinned = torch.empty(self._sections.words, dtype=torch.int32, pin_memory=True)
+        host = pinned.numpy()
+        np.copyto(host, self._empty)
+        updates = batch.page_updates
+        fill(
+            host,
+            self._sections,
+            token_ids=batch.token_ids,
+            token_rows=inputs.token_rows,
+            positions=inputs.positions,
+            slots=inputs.slots,
+            logits_index=inputs.logits_index,
+            update_index=updates.rows * table_width + updates.columns,
+            update_pages=updates.pages,
+        )
+        host[0], host[1] = batch.num_tokens, len(updates)
+        self._buffer.copy_(pinned, non_blocking=True)
+
+
+def fill(host: NDArray[np.int32], sections: Sections, **arrays: IntArray) -> None:
+    for name, array in arrays.items():
+        first = sections.places[name].start
+        host[first : first + len(array)] = array
+
+
+def send_large(batch: Batch, inputs: HostInputs, tables: RowTables) -> CudaForwardBatch:
+    """A step of its own size, in memory of its own."""
+    updates = batch.page_updates
+    arrays = {
+        "counts": np.array([batch.num_tokens, len(updates)], np.int32),
+        "token_ids": batch.token_ids,
+        "token_rows": inputs.token_rows,
+        "positions": inputs.positions,
+        "slots": inputs.slots,
+        "logits_index": inputs.logits_index,
+        "rows": batch.rows,
+        "starts": batch.starts,
+        "num_new": batch.num_new,
+        "update_index": updates.rows * tables.host_page_table.shape[1] + updates.columns,
+        "update_pages": updates.pages,
+    }
+    sections = Sections({name: len(array) for name, array in arrays.items()})
+    pinned = torch.empty(sections.words, dtype=torch.int32, pin_memory=True)
+    fill(pinned.numpy(), sections, **arrays)
+    views = sections.views(pinned.to(tables.page_table.device, non_blocking=True))
+    launch_prepare(views, tables, programs=16)
+    return CudaForwardBatch(
+        batch=batch,
+        token_ids=views["token_ids"],
+        positions=views["positions"],
+        slots=views["slots"],
+        page_table=tables.page_table,
+        rows=views["rows"],
+        starts=views["starts"],
+        num_new=views["num_new"],
+        logits_index=views["logits_index"],
+        host_page_table=tables.host_page_table,
+        page_size=tables.page_size,
+    )
+
+
+def launch_prepare(views: dict[str, torch.Tensor], tables: RowTables, *, programs: int) -> None:
+    index = views["update_index"]
+    stride = views["update_pages"].storage_offset() - index.storage_offset()
+    prepare_kernel[(programs,)](
+        views["token_ids"], views["token_rows"], tables.last_tokens, index, tables.page_table, views["counts"], stride,
+        BLOCK=512,
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""The pieces of a decoder layer on a GPU: which kernel carries out a linear depends on how many rows x has.
+
+    1 row          row_kernel: norm, product, silu and residual in one launch
+    2 .. 64 rows   a norm launch, then a skinny or wide kernel with the rest in its epilogue, where the shape allows
+    more           a norm launch, cuBLAS (the residual as its addend), silu-and-multiply
+
+The configurations are the best that `tests/bench/decode_step.py` measured on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from sglite.runtime.device.base import Norm, PackedWeight
+from sglite.runtime.device.cuda.kernels.elementwise import norm_kernel, silu_kernel
+from sglite.runtime.device.cuda.kernels.linear import row_kernel, skinny_kernel, wide_kernel
+
+_SKINNY_ROWS = 32
+_WIDE_ROWS = 64
+_MANY_OUTPUTS = 65536  # an output projection: cuBLAS reads it as fast, from 2 rows on
+
+
+@dataclass(frozen=True, slots=True)
+class RowConfig:
+    block_n: int
+    block_k: int
+    warps: int
+
+
+def row_config(outputs: int, inputs: int, *, gated: bool) -> RowConfig:
+    if gated:
+        return RowConfig(2, 1024, 2)
+    if outputs >= _MANY_OUTPUTS and inputs < 2048:
+        return RowConfig(16, 1024, 8)
+    return RowConfig(4, 2048, 8) if inputs >= 2048 else RowConfig(8, 1024, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    parts: int
+    stages: int
+
+
+def skinny_config(rows: int, outputs: int, inputs: int) -> SkinnyConfig | None:
+    """None: no configuration divides the shape."""
+    block_n = 32 if rows > 16 and outputs >= 4096 else 16
+    for block_k in (128, 64, 32, 16):
+        if inputs % (4 * block_k) == 0 and outputs % block_n == 0:
+            return SkinnyConfig(16 if rows <= 16 else 32, block_n, block_k, 4, 3 if block_n == 32 else 4)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class WideConfig:
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+
+
+def wide_config(rows: int, outputs: int, inputs: int, *, gated: bool) -> WideConfig | None:
+    """None: no configuration divides the shape."""
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    for block_k in (128, 64, 32):
+        stages = 4 if block_k < 128 or block_m < 64 or not gated else 3
+        if inputs % block_k == 0 and outputs % 64 == 0:
+            return WideConfig(block_m, 64, block_k, stages)
+    return None
+
+
+class TorchOps:
+    """float32: plain torch, the same arithmetic as on the CPU."""
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        return weight
+
+    def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), weight, bias)
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, weight: PackedWeight) -> torch.Tensor:
+        gate, up = self.norm_linear(x, norm, weight, None).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def linear_add(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        return residual + F.linear(x, weight, bias)
+
+
+class CudaOps:
+    """`pdl`: the GPU has programmatic dependent launch (Hopper and newer)."""
+
+    def __init__(self, *, pdl: bool) -> None:
+        self._pdl = pdl
+        self._torch = TorchOps()
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        return weight
+
+    def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return self._torch.norm_linear(x, norm, weight, bias)
+        rows, outputs = x.shape[0], weight.shape[0]
+        if rows == 1:
+            y = x.new_empty(1, outputs)
+            self._row(x, weight, y, bias, norm=norm)
+            return y
+        normed = self._norm(x, norm)
+        if rows <= _WIDE_ROWS and outputs < _MANY_OUTPUTS:
+            y = x.new_empty(rows, outputs)
+            if self._wide(normed, weight, y, bias, gated=False):
+                return y
+        return F.linear(normed, weight, bias)
+
+    def norm_gated(self, x: torch.Tensor, norm: Norm, weight: PackedWeight) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return self._torch.norm_gated(x, norm, weight)
+        rows, outputs = x.shape[0], weight.shape[0] // 2
+        y = x.new_empty(rows, outputs)
+        if rows == 1:
+            self._row(x, weight, y, None, norm=norm, gated=True)
+            return y
+        normed = self._norm(x, norm)
+        if rows <= _WIDE_ROWS and self._wide(normed, weight, y, None, gated=True):
+            return y
+        gate_up = F.linear(normed, weight)
+        if rows:
+            silu_kernel[(rows, triton.cdiv(outputs, 2048))](gate_up, y, outputs, BLOCK=2048)
+        return y
+
+    def linear_add(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return self._torch.linear_add(x, weight, bias, residual)
+        rows = x.shape[0]
+        if rows == 1:
+            self._row(x, weight, residual, bias, add=True)
+            return residual
+        if rows <= _SKINNY_ROWS and self._skinny(x, weight, residual, bias):
+            return residual
+        residual.addmm_(x, weight.t())
+        return residual if bias is None else residual.add_(bias)
+
+    def _norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        y = torch.empty_like(x)
+        rows, width = x.shape
+        if rows:
+            block = triton.next_power_of_2(width)
+            norm_kernel[(rows,)](
+                x, norm.weight, y, norm.eps, K=width, BLOCK_K=block, PDL=self._pdl,
+                num_warps=8 if block >= 4096 else 4, launch_pdl=self._pdl,
+            )  # fmt: skip
+        return y
+
+    def _row(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        y: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        add: bool = False,
+    ) -> None:
+        outputs, inputs = y.shape[1], x.shape[1]
+        config = row_config(outputs, inputs, gated=gated)
+        part = config.block_n * inputs * 2
+        small = outputs < _MANY_OUTPUTS and outputs % config.block_n == 0 and part % 128 == 0 and part <= 65536
+        row_kernel[(triton.cdiv(outputs, config.block_n),)](
+            x, weight, y, x if norm is None else norm.weight, x if bias is None else bias, outputs,
+            0.0 if norm is None else norm.eps,
+            K=inputs, BLOCK_N=config.block_n, BLOCK_K=config.block_k, NORM=norm is not None, GATED=gated, ADD=add,
+            BIAS=bias is not None, PREFETCH=part if small and self._pdl else 0, LANES=32 * config.warps, PDL=self._pdl,
+            num_warps=config.warps, num_stages=1, launch_pdl=self._pdl,
+        )  # fmt: skip
+
+    def _skinny(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """residual += x @ weight.T + bias, if the shape allows."""
+        rows, inputs = x.shape
+        outputs = residual.shape[1]
+        config = skinny_config(rows, outputs, inputs)
+        if config is None:
+            return False
+        part = config.block_n * inputs * 2
+        skinny_kernel[(outputs // config.block_n,)](
+            x, weight, residual, x, x if bias is None else bias, rows, outputs, 0.0,
+            K=inputs, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, PARTS=config.parts,
+            STAGES=config.stages, PREFETCH=min(part, 16384) if self._pdl else 0, NORM=False, GATED=False, ADD=True,
+            BIAS=bias is not None, PDL=self._pdl, num_warps=config.parts, launch_pdl=self._pdl,
+        )  # fmt: skip
+        return True
+
+    def _wide(
+        self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, *, gated: bool
+    ) -> bool:
+        """y = x @ weight.T + bias, or its gated form, if the shape allows."""
+        rows, inputs = x.shape
+        outputs = y.shape[1]
+        config = wide_config(rows, outputs, inputs, gated=gated)
+        if config is None:
+            return False
+        wide_kernel[(triton.cdiv(rows, config.block_m), outputs // 64)](
+            x, weight, y, x if bias is None else bias, rows, outputs,
+            K=inputs, BLOCK_M=config.block_m, BLOCK_N=64, BLOCK_K=config.block_k, STAGES=config.stages, PREFETCH=0,
+            GATED=gated, ADD=False, BIAS=bias is not None, PDL=self._pdl, num_warps=4, launch_pdl=self._pdl,
+        )  # fmt: skip
+        return True

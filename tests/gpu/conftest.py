@@ -1,0 +1,25 @@
+"""Kernels run on the GPU where there is one (`pytest -m gpu tests/gpu`), else in Triton's interpreter: with fewer and
+smaller shapes, and still slow (`pytest -m slow tests/gpu`).
+
+The interpreter is chosen when a kernel module is imported, hence before any test module here is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("gpu") is None:
+            item.add_marker("gpu" if ON_GPU else "slow")
