@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 
 import typer
@@ -63,7 +64,8 @@ def _app(name: str | None) -> typer.Typer:
         _register(app, name, COMMANDS[name])
         return app
     for each, command in COMMANDS.items():
-        app.command(each, help=command.help)(_unreachable)
+        if find_spec(command.module) is not None:
+            app.command(each, help=command.help)(_unreachable)
     return app
 
 
