@@ -34,8 +34,8 @@ def test_version_and_help_name_everything_without_importing_commands(capsys: pyt
 
 
 def test_a_misspelled_command_is_answered_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("genrate") == 2
-    assert "generate" in capsys.readouterr().err
+    assert run("modle") == 2
+    assert "model" in capsys.readouterr().err
 
 
 def test_our_errors_are_one_line(
