@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -58,6 +59,7 @@ class Node:
     pointer: str  # as reported, e.g. "/properties/a"; a meta-schema's begins with its URI
     base: str  # the URI that references inside are relative to
     draft: Draft
+    keywords: dict[str, Json]  # those of `value` that count in the draft
 
 
 @dataclass
@@ -131,7 +133,8 @@ class Document:
         return found
 
     def _add(self, value: dict[str, Json] | bool, pointer: str, base: str, draft: Draft) -> int:
-        self._nodes.append(Node(len(self._nodes), value, pointer, base, draft))
+        keywords = {} if isinstance(value, bool) else counting_keywords(value, draft)
+        self._nodes.append(Node(len(self._nodes), value, pointer, base, draft, keywords))
         return len(self._nodes) - 1
 
     def _index(self, resource: Resource, base: str, draft: Draft) -> None:
@@ -238,3 +241,30 @@ def join(base: str, reference: str) -> str:
 
 def escape(step: str | int) -> str:
     return str(step).replace("~", "~0").replace("/", "~1")
+
+
+def counting_keywords(value: dict[str, Json], draft: Draft) -> dict[str, Json]:
+    """The members of a schema that its draft knows or leaves to others."""
+    if "$ref" in value and draft.ref_hides_siblings:
+        return {"$ref": value["$ref"]}
+    hidden = hidden_keywords(draft)
+    return value if hidden.isdisjoint(value) else {k: v for k, v in value.items() if k not in hidden}
+
+
+_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
+_SINCE_7 = frozenset({"if", "then", "else"})
+_SINCE_2019 = frozenset(
+    {"dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"}
+    | {"$recursiveRef"}
+)
+_SINCE_2020 = frozenset({"prefixItems", "$dynamicRef"})
+
+
+@cache
+def hidden_keywords(draft: Draft) -> frozenset[str]:
+    """Keywords that the draft does not know: annotations there, whatever they mean elsewhere."""
+    hidden: frozenset[str] = frozenset()
+    for first, keywords in ((6, _SINCE_6), (7, _SINCE_7), (2019, _SINCE_2019), (2020, _SINCE_2020)):
+        if draft < first:
+            hidden |= keywords
+    return hidden | {"dependencies"} if draft in (Draft.D2019, Draft.D2020) else hidden

@@ -50,6 +50,7 @@ class Emitter:
         self.item_separator = Terminal('","') if whitespace == "compact" else Terminal("/, ?/")
         self.open_keys = False  # some object takes keys that the schema does not name
         self._rules: dict[Conjunction, Rule] = {}
+        self._keys: dict[tuple[str, bool], Terminal] = {}
         self._queue: list[tuple[Conjunction, Rule]] = []
 
     def emit(self, start: Conjunction) -> Rule:
@@ -115,7 +116,7 @@ class Emitter:
             for text in number_spellings(value):
                 self.grammar.add(rule, Terminal(literal(text)))
         else:
-            self.grammar.add_sequence(rule, self._spelling(value))
+            self.grammar.add(rule, *self._spelling(value))
 
     def _spelling(self, value: JsonValue) -> Sequence:
         if isinstance(value, list):
@@ -139,9 +140,14 @@ class Emitter:
 
     def key(self, name: str, *, first: bool) -> Terminal:
         """A key with its colon and, unless it is the first, the comma before it."""
-        if not self.blank:
-            return Terminal(literal(("" if first else ",") + string_text(name) + ":"))
-        return Terminal(quoted(one_of([name]), before="" if first else ", ?", after=": ?"))
+        found = self._keys.get((name, first))
+        if found is None:
+            if self.blank:
+                found = Terminal(quoted(one_of([name]), before="" if first else ", ?", after=": ?"))
+            else:
+                found = Terminal(literal(("" if first else ",") + string_text(name) + ":"))
+            self._keys[name, first] = found
+        return found
 
     def free_key(self, expression: str, *, first: bool) -> Terminal:
         """The same for any key that `expression` (between the quotes) takes."""

@@ -36,6 +36,12 @@ class Evaluator:
     def __init__(self, document: Document) -> None:
         self.document = document
         self._active: set[tuple[int, int]] = set()
+        self._enums: dict[int, frozenset[object]] = {}
+
+    def _enum(self, node: Node) -> frozenset[object]:
+        if node.id not in self._enums:
+            self._enums[node.id] = frozenset(identity(option) for option in node.keywords["enum"])
+        return self._enums[node.id]
 
     def is_valid(self, node_id: int, value: Json) -> bool:
         return self.error(node_id, value) is None
@@ -58,7 +64,7 @@ class Evaluator:
             self._active.discard(place)
 
     def _check_object(self, node: Node, value: Json, at: str, seen: _Evaluated) -> str | None:
-        keywords = effective(node)
+        keywords = node.keywords
         simple = self._simple(node, keywords, value)
         if simple:
             return f"{at or '/'}: {simple}"
@@ -74,7 +80,7 @@ class Evaluator:
             return f"is not of type {keywords['type']}"
         if "const" in keywords and identity(value) != identity(keywords["const"]):
             return "is not the constant"
-        if "enum" in keywords and identity(value) not in {identity(option) for option in keywords["enum"]}:
+        if "enum" in keywords and identity(value) not in self._enum(node):
             return "is not in the enum"
         if is_number(value):
             return _number_error(keywords, value)
@@ -216,38 +222,9 @@ class Evaluator:
         return None
 
 
-def effective(node: Node) -> dict[str, Json]:
-    """The keywords that count at this node in its draft."""
-    assert isinstance(node.value, dict)
-    if "$ref" in node.value and node.draft.ref_hides_siblings:
-        return {"$ref": node.value["$ref"]}
-    hidden = hidden_keywords(node.draft)
-    if not hidden.isdisjoint(node.value):
-        return {k: v for k, v in node.value.items() if k not in hidden}
-    return node.value
-
-
-_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
-_SINCE_7 = frozenset({"if", "then", "else"})
-_SINCE_2019 = frozenset(
-    {"dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"}
-    | {"$recursiveRef"}
-)
-_SINCE_2020 = frozenset({"prefixItems", "$dynamicRef"})
-
-
-def hidden_keywords(draft: Draft) -> frozenset[str]:
-    """Keywords that the draft does not know: annotations there, whatever they mean elsewhere."""
-    hidden: frozenset[str] = frozenset()
-    for first, keywords in ((6, _SINCE_6), (7, _SINCE_7), (2019, _SINCE_2019), (2020, _SINCE_2020)):
-        if draft < first:
-            hidden |= keywords
-    return hidden | {"dependencies"} if draft in (Draft.D2019, Draft.D2020) else hidden
-
-
 def item_nodes(document: Document, node: Node) -> tuple[list[int], int | None]:
     """The nodes of the first items, and the node of all further ones (None: anything)."""
-    keywords = effective(node)
+    keywords = node.keywords
     if isinstance(keywords.get("items"), list) and node.draft != Draft.D2020:
         prefix = [document.child(node, "items", i) for i in range(len(keywords["items"]))]
         rest = document.child(node, "additionalItems") if "additionalItems" in keywords else None

@@ -19,6 +19,7 @@ from sglite.grammar.schema.presence import assign
 from sglite.grammar.schema.terms import Terms
 from sglite.grammar.schema.values import identity
 
+_BARE = Case()
 Path = tuple[Literal, bool, "Path"] | None  # the literals around, innermost first; whether a choice lies between
 
 
@@ -217,6 +218,8 @@ class Expander:
 
     def _finite_case(self, case: Case, literals: Conjunction) -> list[Case]:
         """Of finitely many values, those that satisfy the whole conjunction: no rule is left to enforce."""
+        if self.terms.are_plain(case.done):
+            return [Case(types=case.types, values=case.values, done=case.done)] if case.values else []
         kept = []
         try:
             for value in case.values or ():
@@ -273,12 +276,13 @@ def _signatures_clash(
 
 def _without_copies(cases: list[Case]) -> list[Case]:
     """One of the cases that are equal; alone the case that says nothing, where there is one."""
-    found: list[Case] = []
-    bare = Case()
+    if len(cases) < 2:
+        return cases
+    found: dict[str, Case] = {}
     for case in cases:
         plain = case.copy()
         plain.done = frozenset()
-        if plain == bare:
+        if plain == _BARE:
             return [case]
-        found.append(case)
-    return found
+        found.setdefault(repr(plain), case)
+    return list(found.values())

@@ -46,9 +46,16 @@ Sequence = tuple[Symbol, ...]
 
 
 @dataclass(slots=True)
+class _Alternative:
+    symbols: Sequence
+    condition: str  # on the rule's parameter; "" for none
+    needs: tuple[int, ...]  # rules that must derive something for this one to do
+
+
+@dataclass(slots=True)
 class _Body:
-    alternatives: list[tuple[Sequence, str]] = field(default_factory=list)  # (symbols, condition on the parameter)
-    parametric: bool = False
+    parametric: bool
+    alternatives: list[_Alternative] = field(default_factory=list)
 
 
 class Grammar:
@@ -59,49 +66,49 @@ class Grammar:
     def new_rule(self, *, parametric: bool = False) -> Rule:
         if len(self._rules) >= self.max_rules:
             raise GrammarTooLarge(f"the schema needs more than {self.max_rules} grammar rules")
-        self._rules.append(_Body(parametric=parametric))
+        self._rules.append(_Body(parametric))
         return Rule(len(self._rules) - 1)
 
     def add(self, rule: Rule, *symbols: Symbol, condition: str = "") -> None:
-        self._rules[rule.number].alternatives.append((symbols, condition))
-
-    def add_sequence(self, rule: Rule, symbols: Sequence, *, condition: str = "") -> None:
-        self._rules[rule.number].alternatives.append((symbols, condition))
+        self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, _needs(symbols)))
 
     def lark(self, start: Rule) -> str | None:
         """The grammar's text, None where `start` derives nothing."""
         productive = self._productive()
-        if not productive[start.number]:
-            return None
-        return _Writer(self._rules, productive).write(start)
+        return _Writer(self._rules, productive).write(start) if productive[start.number] else None
 
     def _productive(self) -> list[bool]:
+        """By counting down, per alternative, the needed rules that are not yet known to derive something."""
         known = [False] * len(self._rules)
-        users: list[list[int]] = [[] for _ in self._rules]
+        users: list[list[list[int]]] = [[] for _ in self._rules]  # per rule: [how many are missing, whose alternative]
+        queue: list[int] = []
         for number, body in enumerate(self._rules):
-            for symbols, _ in body.alternatives:
-                for used in _needed(symbols):
-                    users[used].append(number)
-        queue = list(range(len(self._rules)))
+            for alternative in body.alternatives:
+                counter = [len(alternative.needs), number]
+                for used in alternative.needs:
+                    users[used].append(counter)
+                if not counter[0]:
+                    queue.append(number)
         while queue:
             number = queue.pop()
             if known[number]:
                 continue
-            if any(all(known[used] for used in _needed(symbols)) for symbols, _ in self._rules[number].alternatives):
-                known[number] = True
-                queue.extend(users[number])
+            known[number] = True
+            for counter in users[number]:
+                counter[0] -= 1
+                if not counter[0]:
+                    queue.append(counter[1])
         return known
 
 
-def _needed(symbols: Sequence) -> list[int]:
-    """The rules that must derive something for the sequence to do."""
-    found = []
+def _needs(symbols: Sequence) -> tuple[int, ...]:
+    found: set[int] = set()
     for symbol in symbols:
         if isinstance(symbol, Rule):
-            found.append(symbol.number)
+            found.add(symbol.number)
         elif isinstance(symbol, Repeat) and symbol.least:
-            found.extend(_needed(symbol.body))
-    return found
+            found.update(_needs(symbol.body))
+    return tuple(found)
 
 
 class _Writer:
@@ -109,62 +116,62 @@ class _Writer:
         self.rules = rules
         self.productive = productive
         self.terminals: dict[str, str] = {}
-        self.single: dict[int, Sequence] = {}
+        self.queue: list[int] = []
+        self.seen: set[int] = set()
 
     def write(self, start: Rule) -> str:
-        kept = {n: self._alternatives(n) for n in range(len(self.rules)) if self.productive[n]}
-        self.single = {
-            n: alternatives[0][0]
-            for n, alternatives in kept.items()
-            if len(alternatives) == 1 and not self.rules[n].parametric and _is_flat(alternatives[0][0])
-        }
-        lines, seen, queue = [], {start.number}, [start.number]
-        while queue:
-            number = queue.pop()
-            options = []
-            for symbols, condition in kept[number]:
-                options.append(self._text(symbols, seen, queue) + (f" %if {condition}" if condition else ""))
+        self.seen.add(start.number)
+        self.queue.append(start.number)
+        lines = [f"start: r{start.number}"]
+        while self.queue:
+            number = self.queue.pop()
             name = f"r{number}::_" if self.rules[number].parametric else f"r{number}"
-            lines.append(f"{name}: {' | '.join(dict.fromkeys(options))}")
+            options = dict.fromkeys(self.alternative(a) for a in self.alternatives(number))
+            lines.append(f"{name}: {' | '.join(options)}")
         lines.extend(f"{name}: {expression}" for expression, name in self.terminals.items())
-        return f"start: r{start.number}\n" + "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n"
 
-    def _alternatives(self, number: int) -> list[tuple[Sequence, str]]:
-        return [
-            (symbols, condition)
-            for symbols, condition in self.rules[number].alternatives
-            if all(self.productive[used] for used in _needed(symbols))
-        ]
+    def alternatives(self, number: int) -> list[_Alternative]:
+        return [a for a in self.rules[number].alternatives if all(self.productive[used] for used in a.needs)]
 
-    def _text(self, symbols: Sequence, seen: set[int], queue: list[int]) -> str:
-        return " ".join(text for symbol in symbols if (text := self._symbol(symbol, seen, queue))) or '""'
+    def alternative(self, alternative: _Alternative) -> str:
+        text = self.sequence(alternative.symbols)
+        return f"{text} %if {alternative.condition}" if alternative.condition else text
 
-    def _symbol(self, symbol: Symbol, seen: set[int], queue: list[int]) -> str:
+    def sequence(self, symbols: Sequence) -> str:
+        return " ".join(text for symbol in symbols if (text := self.symbol(symbol))) or '""'
+
+    def symbol(self, symbol: Symbol) -> str:
         match symbol:
             case Terminal(expression):
-                return self._terminal(expression)
+                return self.terminal(expression)
+            case Rule(number, argument):
+                alone = self.single_symbol(number)
+                if alone is not None:
+                    return self.symbol(alone)
+                if number not in self.seen:
+                    self.seen.add(number)
+                    self.queue.append(number)
+                return f"r{number}::{argument}" if argument else f"r{number}"
             case Json(text):
                 return f"%json {text}"
-            case Rule(number, argument):
-                if number in self.single:
-                    return self._text(self.single[number], seen, queue)
-                if number not in seen:
-                    seen.add(number)
-                    queue.append(number)
-                return f"r{number}::{argument}" if argument else f"r{number}"
             case Repeat(body, least, most):
-                if not all(self.productive[used] for used in _needed(body)) or most == 0:
+                if most == 0 or not all(self.productive[used] for used in _needs(body)):
                     return ""
-                return f"({self._text(body, seen, queue)})" + _count(least, most)
+                return f"({self.sequence(body)})" + _count(least, most)
 
-    def _terminal(self, expression: str) -> str:
-        if len(expression) < 24 and expression.startswith('"') and expression.count('"') == 2 + expression.count('\\"'):
+    def single_symbol(self, number: int) -> Terminal | Json | None:
+        """The terminal that is all of a rule: written in its place."""
+        body = self.rules[number]
+        if len(body.alternatives) == 1 and not body.parametric and len(body.alternatives[0].symbols) == 1:
+            symbol = body.alternatives[0].symbols[0]
+            return symbol if isinstance(symbol, Terminal | Json) else None
+        return None
+
+    def terminal(self, expression: str) -> str:
+        if expression.startswith('"') and len(expression) < 24 and expression.count('"') == 2 + expression.count('\\"'):
             return expression
         return self.terminals.setdefault(expression, f"T{len(self.terminals)}")
-
-
-def _is_flat(symbols: Sequence) -> bool:
-    return len(symbols) == 1 and isinstance(symbols[0], Terminal | Json)
 
 
 def _count(least: int, most: int | None) -> str:

@@ -30,7 +30,7 @@ from sglite.grammar.schema.cases import (
     TextRule,
 )
 from sglite.grammar.schema.document import Document, Node
-from sglite.grammar.schema.evaluate import as_list, effective, item_nodes, number_bounds
+from sglite.grammar.schema.evaluate import as_list, item_nodes, number_bounds
 from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.pattern_text import pattern_expression
@@ -65,7 +65,7 @@ Option = tuple[Term, ...]
 
 def expect(node: Node, keyword: str, kind: type) -> Any:
     """The keyword's value. Raises InvalidGrammar where it is of another kind."""
-    value = effective(node)[keyword]
+    value = node.keywords[keyword]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {dict: "an object", list: "an array", str: "a string", int: "a whole number", bool: "true or false"}
         raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be {words[kind]}")
@@ -73,7 +73,7 @@ def expect(node: Node, keyword: str, kind: type) -> Any:
 
 
 def count(node: Node, keyword: str) -> int:
-    value = effective(node)[keyword]
+    value = node.keywords[keyword]
     if not is_number(value) or value != int(value) or value < 0:
         raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a whole number, not negative")
     return int(value)
@@ -93,7 +93,7 @@ def gap(node: Node, keyword: str, reason: str, mask: int) -> Step:
 
 def _type_mask(node: Node) -> int:
     mask = 0
-    for name in as_list(effective(node)["type"]):
+    for name in as_list(node.keywords["type"]):
         if not isinstance(name, str) or name not in TYPE_BITS:
             raise InvalidGrammar(f"type at {node.pointer or '/'} knows no {name!r}")
         mask |= TYPE_BITS[name]
@@ -109,7 +109,7 @@ def _not_type(document: Document, node: Node) -> list[Option]:
 
 
 def _options(node: Node, keyword: str) -> tuple[Json, ...]:
-    return tuple(expect(node, "enum", list)) if keyword == "enum" else (effective(node)["const"],)
+    return tuple(expect(node, "enum", list)) if keyword == "enum" else (node.keywords["const"],)
 
 
 def _values(keyword: str) -> Callable[[Document, Node], list[Term]]:
@@ -150,7 +150,7 @@ def _shape(value: Json) -> dict[str, Json]:
 
 def _bounds(keyword: str) -> Callable[[Document, Node], list[Term]]:
     def terms(document: Document, node: Node) -> list[Term]:
-        found = [(bound, is_open) for name, bound, is_open in number_bounds(effective(node)) if name == keyword]
+        found = [(bound, is_open) for name, bound, is_open in number_bounds(node.keywords) if name == keyword]
         below = "inimum" in keyword
         return [
             Step(lambda case, _, b=Bound(bound, is_open): case.raise_low(b) if below else case.lower_high(b))
@@ -162,7 +162,7 @@ def _bounds(keyword: str) -> Callable[[Document, Node], list[Term]]:
 
 def _outside_bounds(keyword: str) -> Callable[[Document, Node], list[Option]]:
     def options(document: Document, node: Node) -> list[Option]:
-        found = [(bound, is_open) for name, bound, is_open in number_bounds(effective(node)) if name == keyword]
+        found = [(bound, is_open) for name, bound, is_open in number_bounds(node.keywords) if name == keyword]
         below = "inimum" in keyword
         return [
             (
@@ -176,7 +176,7 @@ def _outside_bounds(keyword: str) -> Callable[[Document, Node], list[Option]]:
 
 
 def _divisor(node: Node, keyword: str) -> Any:
-    value = effective(node)[keyword]
+    value = node.keywords[keyword]
     if not is_number(value) or value <= 0:
         raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a number above 0")
     return value
@@ -206,7 +206,7 @@ def _not_multiple(keyword: str) -> Callable[[Document, Node], list[Option]]:
 
 
 def _length(document: Document, node: Node) -> list[Term]:
-    words = effective(node)
+    words = node.keywords
     low = count(node, "minLength") if "minLength" in words else 0
     high = count(node, "maxLength") if "maxLength" in words else None
     return [Step(lambda case, _: case.limit_length(low, high))]
@@ -224,7 +224,7 @@ def _not_length(keyword: str) -> Callable[[Document, Node], list[Option]]:
 
 def _text_rule(node: Node, keyword: str, *, negated: bool) -> Step | None:
     """None: an annotation."""
-    text = effective(node)[keyword]
+    text = node.keywords[keyword]
     if not isinstance(text, str):
         raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a string")
     if keyword == "format":
@@ -308,7 +308,7 @@ def _with_contains(rule: Contains) -> Callable[[Case, Rank], None]:
 
 
 def _contains_range(node: Node) -> tuple[int, int | None]:
-    words = effective(node)
+    words = node.keywords
     least = count(node, "minContains") if "minContains" in words else 1
     return least, count(node, "maxContains") if "maxContains" in words else None
 
@@ -334,7 +334,7 @@ def _not_contains(document: Document, node: Node) -> list[Option]:
 
 
 def _item_count(document: Document, node: Node) -> list[Term]:
-    words = effective(node)
+    words = node.keywords
     low = count(node, "minItems") if "minItems" in words else 0
     high = count(node, "maxItems") if "maxItems" in words else None
     return [Step(lambda case, _: case.limit_items(low, high))]
@@ -357,14 +357,14 @@ def _unique(document: Document, node: Node) -> list[Term]:
 
 
 def _not_unique(document: Document, node: Node) -> list[Option]:
-    if effective(node)["uniqueItems"] is not True:
+    if node.keywords["uniqueItems"] is not True:
         return []
     return [(only(ARRAY), gap(node, "uniqueItems", "its negation has no grammar", ARRAY))]
 
 
 def _unevaluated(keyword: str, mask: int) -> Callable[[Document, Node], list[Term]]:
     def terms(document: Document, node: Node) -> list[Term]:
-        if effective(node)[keyword] is True:
+        if node.keywords[keyword] is True:
             return []
         return [gap(node, keyword, "it depends on what other keywords have looked at", mask)]
 
@@ -373,7 +373,7 @@ def _unevaluated(keyword: str, mask: int) -> Callable[[Document, Node], list[Ter
 
 def _not_unevaluated(keyword: str, mask: int) -> Callable[[Document, Node], list[Option]]:
     def options(document: Document, node: Node) -> list[Option]:
-        if effective(node)[keyword] is True:
+        if node.keywords[keyword] is True:
             return []
         return [(only(mask), gap(node, keyword, "it depends on what other keywords have looked at", mask))]
 
@@ -398,7 +398,7 @@ def _keys(document: Document, node: Node) -> list[Term]:
 
 
 def key_nodes(document: Document, node: Node) -> tuple[dict[str, int], dict[str, int], int | None]:
-    words = effective(node)
+    words = node.keywords
     named = {
         n: document.child(node, "properties", n)
         for n in (expect(node, "properties", dict) if "properties" in words else ())
@@ -459,7 +459,7 @@ def _not_names(document: Document, node: Node) -> list[Option]:
 
 
 def _required(document: Document, node: Node) -> list[Term]:
-    value = effective(node)["required"]
+    value = node.keywords["required"]
     if isinstance(value, bool):  # draft 3 marked the property itself; since draft 4 it says nothing
         return []
     names = expect(node, "required", list)
@@ -472,13 +472,13 @@ def _required(document: Document, node: Node) -> list[Term]:
 
 
 def _not_required(document: Document, node: Node) -> list[Option]:
-    value = effective(node)["required"]
+    value = node.keywords["required"]
     names = [] if isinstance(value, bool) else value
     return [(only(OBJECT), Step(lambda case, _, n=name: case.forbid(n))) for name in names]
 
 
 def _key_count(document: Document, node: Node) -> list[Term]:
-    words = effective(node)
+    words = node.keywords
     low = count(node, "minProperties") if "minProperties" in words else 0
     high = count(node, "maxProperties") if "maxProperties" in words else None
     return [Step(lambda case, _: case.limit_keys(low, high))]
@@ -525,7 +525,7 @@ DENIED: dict[str, Callable[[Document, Node], list[Option]]] = {
     **{k: _not_length(k) for k in ("minLength", "maxLength")},
     **{k: _not_text(k) for k in _TEXTS},
     "items": _not_items,
-    "prefixItems": lambda document, node: [] if "items" in effective(node) else _not_items(document, node),
+    "prefixItems": lambda document, node: [] if "items" in node.keywords else _not_items(document, node),
     "contains": _not_contains,
     **{k: _not_item_count(k) for k in ("minItems", "maxItems")},
     "uniqueItems": _not_unique,

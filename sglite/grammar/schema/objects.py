@@ -63,7 +63,11 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
         presence = assign(presence, name, False)
     if presence is False or not set(case.required) <= {key.name for key in named}:
         return
-    emitter.grammar.add(rule, OPEN, _Automaton(emitter, case, named, classes).start(presence))
+    counting = case.max_keys is not None or case.min_keys > len(case.required)
+    if presence is True and not counting and not case.some_keys:
+        _emit_free(emitter, rule, named, case.required, classes)
+    else:
+        emitter.grammar.add(rule, OPEN, _Automaton(emitter, case, named, classes).start(presence))
 
 
 def key_order(case: Case) -> list[str]:
@@ -165,7 +169,8 @@ def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[t
         split = []
         for matched, parts in classes:
             for side in ((matched | {pattern}, [*parts, expression]), (matched, [*parts, f"~{expression}"])):
-                if len(patterns) == 1 and parts == [ANY_STRING] or not emitter.is_empty(side[1]):
+                # An empty class does no harm; testing for it only keeps many patterns from multiplying.
+                if len(patterns) == 1 or not emitter.is_empty(side[1]):
                     split.append(side)
         classes = split
         if len(classes) > MAX_CLASSES:
@@ -191,6 +196,55 @@ def _witness_classes(
                 if not emitter.is_empty(parts):
                     found.append(KeyClass(meet(parts), literals, frozenset({i})))
     return found
+
+
+# --- keys that are independent of each other
+
+
+def _emit_free(
+    emitter: Emitter, rule: Rule, named: list[NamedKey], required: dict[str, None], classes: list[KeyClass]
+) -> None:
+    """Optional keys before the first required one as a left-recursive list, all after it as one sequence.
+
+    A parser row then holds few items, and the end of the object completes at once, however many keys there were.
+    """
+    grammar, add = emitter.grammar, emitter.grammar.add
+    where = next((i for i, key in enumerate(named) if key.name in required), len(named))
+    begun: Rule | None = None  # at least one of the optional keys so far, the last of them just ended
+    for key in named[:where]:
+        before, begun = begun, grammar.new_rule()
+        value = emitter.value(key.literals)
+        add(begun, emitter.key(key.name, first=True), value)
+        if before is not None:
+            add(begun, before, emitter.key(key.name, first=False), value)
+            add(begun, before)
+    end: list[Symbol] = []
+    for key in named[where + 1 :]:
+        pair = (emitter.key(key.name, first=False), emitter.value(key.literals))
+        end.extend(pair if key.name in required else [Repeat(pair, 0, 1)])
+    end.extend([Repeat((_any_of(emitter, classes, first=False),), 0, None)] if classes else [])
+    end.append(CLOSE)
+    if where < len(named):
+        key = named[where]
+        rest = grammar.new_rule()
+        add(rest, emitter.value(key.literals), *end)
+        add(rule, OPEN, emitter.key(key.name, first=True), rest)
+        if begun is not None:
+            add(rule, OPEN, begun, emitter.key(key.name, first=False), rest)
+        return
+    add(rule, OPEN, CLOSE)
+    if begun is not None:
+        add(rule, OPEN, begun, *end)
+    if classes:
+        add(rule, OPEN, _any_of(emitter, classes, first=True), *end)
+
+
+def _any_of(emitter: Emitter, classes: list[KeyClass], *, first: bool) -> Rule:
+    """One unnamed key with its value."""
+    rule = emitter.grammar.new_rule()
+    for kind in classes:
+        emitter.grammar.add(rule, emitter.free_key(kind.expression, first=first), emitter.value(kind.literals))
+    return rule
 
 
 # --- the automaton
@@ -297,19 +351,9 @@ class _Automaton:
             add(rule, CLOSE)
         if not plain or most == 0:
             return
-        further = self.choice(plain, first=False)
+        further = _any_of(self.emitter, plain, first=False)
         if not state.first:
-            if least == 0:
-                add(rule, Repeat((further,), 1, most), CLOSE)
-            else:
-                add(rule, Repeat((further,), least, most), CLOSE)
+            add(rule, Repeat((further,), max(least, 1), most), CLOSE)
             return
         more = Repeat((further,), max(least - 1, 0), None if most is None else most - 1)
-        add(rule, self.choice(plain, first=True), more, CLOSE)
-
-    def choice(self, classes: list[KeyClass], *, first: bool) -> Rule:
-        rule = self.emitter.grammar.new_rule()
-        for kind in classes:
-            key = self.emitter.free_key(kind.expression, first=first)
-            self.emitter.grammar.add(rule, key, self.emitter.value(kind.literals))
-        return rule
+        add(rule, _any_of(self.emitter, plain, first=True), more, CLOSE)

@@ -44,6 +44,7 @@ def lark_regex(text: str) -> str:
     return "/" + text.replace("/", r"\/") + "/" if text else '""'  # two slashes would be a comment
 
 
+@lru_cache(maxsize=4096)
 def pattern_expression(text: str) -> str:
     """The spellings, without their quotes, of the strings in which `text` is found. Raises PatternError."""
     tree = parse(text)
@@ -63,11 +64,13 @@ def pattern_expression(text: str) -> str:
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
+@lru_cache(maxsize=4096)
 def length_expression(least: int, most: int | None) -> str:
     """The spellings, without quotes, of the strings with that many characters."""
     return lark_regex(UNIT + _count(least, most))
 
 
+@lru_cache(maxsize=4096)
 def pattern_lengths(text: str) -> tuple[int, int | None]:
     """Bounds on the length of a string in which `text` is found."""
     low, high = None, 0

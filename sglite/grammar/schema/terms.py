@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from sglite.grammar.schema.cases import ALL_TYPES, OBJECT, Case, Literal, Rank
 from sglite.grammar.schema.document import Document, Node
-from sglite.grammar.schema.evaluate import as_list, effective
+from sglite.grammar.schema.evaluate import as_list
 from sglite.grammar.schema.keywords import (
     ASSERTED,
     DENIED,
@@ -30,6 +30,7 @@ from sglite.grammar.schema.presence import Formula, conjunction, disjunction, ex
 MAX_FORMULA = 2000  # parts of a presence formula; beyond, the schema is a puzzle
 
 COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef"})
+_PLAIN = frozenset({"type", "enum", "const", "$ref", "allOf", "anyOf"})
 _DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
 _ADJUNCT = frozenset({"then", "else", "minContains", "maxContains", "additionalItems"})  # read by another keyword
 SAYS_SOMETHING = frozenset(ASSERTED) | KEY_KEYWORDS | COMBINING | _DEPENDENT | _ADJUNCT
@@ -59,7 +60,7 @@ class Terms:
 
     def keywords(self, node: Node) -> dict[str, object]:
         """The keywords of a node that assert something, in the order of the text."""
-        return {k: v for k, v in effective(node).items() if k in SAYS_SOMETHING}
+        return {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
 
     def _asserted(self, node_id: int) -> Option:
         node = self.document.node(node_id)
@@ -181,7 +182,7 @@ class Terms:
     def _conditional(self, node: Node) -> tuple[Literal, Literal | None, Literal | None]:
         then, other = (
             self.document.child(node, k)
-            if k in effective(node) and self.truth(self.document.child(node, k)) is not True
+            if k in node.keywords and self.truth(self.document.child(node, k)) is not True
             else None
             for k in ("then", "else")
         )
@@ -209,6 +210,13 @@ class Terms:
 
     def children(self, node: Node, keyword: str) -> list[int]:
         return [self.document.child(node, keyword, i) for i in range(len(expect(node, keyword, list)))]
+
+    def are_plain(self, literals: frozenset[Literal]) -> bool:
+        """Whether only type, enum and const narrow a value, all of which a case's `values` already reflect."""
+        nodes = (self.document.node(literal) for literal in literals if literal >= 0)
+        return min(literals, default=0) >= 0 and all(
+            isinstance(node.value, bool) or _PLAIN.issuperset(self.keywords(node)) for node in nodes
+        )
 
     def truth(self, node_id: int) -> bool | None:
         """True (False) for a node that plainly allows everything (nothing), None for any other."""
@@ -245,7 +253,7 @@ class Terms:
         return (formula, others) if size(formula) <= MAX_FORMULA else None
 
     def _presence_of_keyword(self, node: Node, keyword: str) -> tuple[Formula, bool] | None:
-        value = effective(node)[keyword]
+        value = node.keywords[keyword]
         if keyword == "required":
             return conjunction(key(name) for name in value) if isinstance(value, list) else True, True
         if keyword == "type":
@@ -259,7 +267,7 @@ class Terms:
         elif keyword in ("not", "if"):
             names = ("not",) if keyword == "not" else ("if", "then", "else")
             parts = [
-                self.presence_of(self.document.child(node, k)) if k in effective(node) else (True, True) for k in names
+                self.presence_of(self.document.child(node, k)) if k in node.keywords else (True, True) for k in names
             ]
         else:
             return (True, True) if keyword in _ADJUNCT and keyword in ("then", "else") else None
@@ -274,7 +282,7 @@ class Terms:
         truths = {
             name: self.truth(self.document.child(node, "properties", name)) for name in expect(node, "properties", dict)
         }
-        if None in truths.values() or not KEY_KEYWORDS.isdisjoint(effective(node).keys() - {"properties"}):
+        if None in truths.values() or not KEY_KEYWORDS.isdisjoint(node.keywords.keys() - {"properties"}):
             return None
         return conjunction(negate(key(name)) for name, truth in truths.items() if not truth), True
 
