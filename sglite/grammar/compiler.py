@@ -1,8 +1,13 @@
 """Specs to compiled grammars: cached, single-flight, off the step loop.
 
-compile(spec) -> Future    the same spec asked again while it compiles shares the flight
-                           a grammar or a refusal (GrammarError) is kept in an LRU capped in bytes
-                           a time-out or an unforeseen failure is not kept: asking again tries again
+    compile(spec) -> Future    the same spec asked again while it compiles shares the flight
+                               a grammar or a refusal (GrammarError) is kept in an LRU capped in bytes
+                               a time-out or an unforeseen failure is not kept: asking again tries again
+
+A flight has two legs. Planning (our front end, in Python) and a first try of the engine happen in a worker process with
+limits that kill: neither the interpreter lock nor the memory of this process is at stake. The engine's own compile is
+then done here, in a thread without the interpreter lock, in about the time that the try took (2 ms typically). What
+does not plan within `quick_seconds` is begun again in a second worker: dear constraints wait for each other only.
 """
 
 from __future__ import annotations
@@ -10,19 +15,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sglite.errors import GrammarError, GrammarTooLarge, SgliteError
+from sglite.errors import GrammarError, GrammarTimeout, GrammarTooLarge, SgliteError
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
 from sglite.grammar.fill import BatchFiller
 from sglite.grammar.heal import heal_token
+from sglite.grammar.isolation import Worker
 from sglite.grammar.layers import WithResidual
 from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.grammar.vocab import Vocab
+from sglite.grammar.worker import Job
 from sglite.protocol import Coverage, GrammarSpec
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_LONG_SOURCE = 16_384  # characters
+_CLOSED = "the grammar compiler is closed"
 _REFUSAL_BYTES = 2048  # what a refusal counts in the cache, besides its spec's text
 
 
@@ -38,8 +48,10 @@ class CompilerConfig:
     num_threads: int = 2  # compiles at a time; they release the interpreter lock
     fill_threads: int = 2
     cache_bytes: int = 256 << 20
-    cpu_seconds: float = 2.0  # of one compile that was called dear
-    memory_bytes: int = 512 << 20  # of one compile that was called dear
+    quick_seconds: float = 0.5  # CPU time of a plan before it counts as dear
+    cpu_seconds: float = 2.0  # CPU time of a dear plan before it is refused
+    memory_bytes: int = 512 << 20  # of one plan
+    isolate: bool = True  # False: everything in this process, without limits of time and memory (tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,9 @@ class GrammarCompiler:
         self.config = config
         self.filler = BatchFiller(config.fill_threads)
         self._pool = ThreadPoolExecutor(config.num_threads, thread_name_prefix="sglite-grammar")
+        self._dear_pool = ThreadPoolExecutor(1, thread_name_prefix="sglite-grammar-dear")
+        self._quick_worker = Worker()
+        self._dear_worker = Worker()
         self._lock = threading.Lock()
         self._flights: dict[GrammarSpec, Future[CompiledGrammar]] = {}
         self._done: OrderedDict[GrammarSpec, tuple[CompiledGrammar | GrammarError, int]] = OrderedDict()
@@ -95,8 +110,9 @@ class GrammarCompiler:
                 return _ready(known[0])
             flight = self._flights.get(spec)
             if flight is None:
-                flight = self._flights[spec] = Future()
-                self._pool.submit(self._fly, spec, flight)
+                flight = Future()
+                _submit(self._pool, self._fly, spec, flight)
+                self._flights[spec] = flight
             return flight
 
     def compile_now(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -107,32 +123,50 @@ class GrammarCompiler:
         """See `sglite.grammar.heal.heal_token`."""
         return heal_token(token_id, inner, self.vocab)
 
-    def warm(self) -> Future[None]:
-        """Make the tokenizer tables ahead of the first constraint."""
-        return self._pool.submit(lambda: (self._llguidance, None)[1])
+    def warm(self) -> None:
+        """Begin to make the tokenizer tables and start the worker, ahead of the first constraint. Returns at once."""
+        self._pool.submit(lambda: self._llguidance)
+        if self.config.isolate:
+            self._pool.submit(self._quick_worker.start)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._dear_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+        for worker in (self._quick_worker, self._dear_worker):
+            worker.close()
+        with self._lock:
+            stranded = list(self._flights.values())
+            self._flights.clear()
+        for flight in stranded:
+            flight.set_exception(SgliteError(_CLOSED))
 
     @property
     def cached_bytes(self) -> int:
         return self._done_bytes
 
-    def _fly(self, spec: GrammarSpec, flight: Future[CompiledGrammar]) -> None:
-        result: CompiledGrammar | BaseException
+    def _fly(self, spec: GrammarSpec, flight: Future[CompiledGrammar], *, dear: bool = False) -> None:
         try:
-            result = self._compile(spec)
+            plan = self._plan(spec, dear=dear)
+            if plan is None:
+                _submit(self._dear_pool, self._fly, spec, flight, dear=True)
+                return
+            result: CompiledGrammar | BaseException = self._build(spec, plan)
         except SgliteError as error:
             result = error
         except RecursionError as error:
             result = GrammarTooLarge("the constraint is nested too deeply")
             result.__cause__ = error
-        except Exception as error:  # noqa: BLE001 - the engines raise types of their own; one bad constraint ends one request
+        except Exception as error:  # noqa: BLE001 - engines raise types of their own; a bad constraint ends one request
             _log.exception("compile of a %s constraint failed", spec.kind)
             result = SgliteError(f"the constraint could not be compiled: {type(error).__name__}: {error}")
             result.__cause__ = error
+        self._land(spec, flight, result)
+
+    def _land(
+        self, spec: GrammarSpec, flight: Future[CompiledGrammar], result: CompiledGrammar | BaseException
+    ) -> None:
         with self._lock:
-            del self._flights[spec]
+            self._flights.pop(spec, None)
             if not isinstance(result, BaseException) or isinstance(result, GrammarError):
                 self._keep(spec, result)
         if isinstance(result, BaseException):
@@ -140,8 +174,24 @@ class GrammarCompiler:
         else:
             flight.set_result(result)
 
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        plan = route.plan(spec)
+    def _plan(self, spec: GrammarSpec, *, dear: bool) -> route.Plan | None:
+        """None: too dear for the quick lane."""
+        if not self.config.isolate or not _may_be_dear(spec):
+            return route.plan(spec)
+        seconds = self.config.cpu_seconds if dear else self.config.quick_seconds
+        worker = self._dear_worker if dear else self._quick_worker
+        answer = worker.ask(Job(spec, seconds, self.config.memory_bytes))
+        if answer.error is not None:
+            raise answer.error.to_exception()
+        if answer.status == "slow":
+            if dear:
+                raise GrammarTimeout(f"the constraint takes over {seconds:g} s to compile")
+            return None
+        if answer.has_residual or not answer.coverage.exact:
+            return route.plan(spec)  # trackers and validators do not travel; the worker has shown that this is cheap
+        return route.Plan.exact(answer.grammar, answer.coverage)
+
+    def _build(self, spec: GrammarSpec, plan: route.Plan) -> CompiledGrammar:
         if plan.engine == "llguidance":
             base: CompiledGrammar = self._llguidance.compile(spec, plan.grammar, plan.coverage)
         else:
@@ -178,6 +228,21 @@ class GrammarCompiler:
     def _xgrammar(self) -> XGrammarEngine:
         with self._engine_lock:
             return self._xgrammar_engine
+
+
+def _may_be_dear(spec: GrammarSpec) -> bool:
+    """What is planned in the worker: every schema, and long texts for llguidance. xgrammar's compile is kept cheap by
+    the check of its rules."""
+    if spec.kind == "json_schema":
+        return True
+    return spec.kind in ("regex", "lark", "choice") and len(spec.source) > _LONG_SOURCE
+
+
+def _submit(pool: ThreadPoolExecutor, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    try:
+        pool.submit(function, *args, **kwargs)
+    except RuntimeError as error:
+        raise SgliteError(_CLOSED) from error
 
 
 def _ready(result: CompiledGrammar | GrammarError) -> Future[CompiledGrammar]:

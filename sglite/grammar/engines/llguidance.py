@@ -84,7 +84,7 @@ class LLGuidanceMatcher:
     def finish_fill(self, row: Bitmask) -> None:
         """What follows native's own fill of `row`, wherever that ran."""
         if self.native.is_error():
-            raise GrammarViolation(f"the grammar cannot go on from here: {self.native.get_error().strip()}")
+            raise GrammarViolation(f"the grammar cannot go on from here: {_error(self.native)}")
         if self._num_stops or self.native.is_stopped():
             row[:] = self._vocab.stop_mask
 
@@ -150,8 +150,6 @@ class LLGuidanceEngine:
         _check(template)
         row = bitmask.empty(self.vocab.size)
         template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if template.is_error() and not template.get_error():
-            raise InvalidGrammar("no text at all satisfies the constraint")
         _check(template)
         if not row.any():
             raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
@@ -180,10 +178,16 @@ _TOO_LARGE = ("too large", "too many", "limit", "fuel", "too complex", "nested t
 def _check(native: llguidance.LLMatcher) -> None:
     if not native.is_error():
         return
-    message = native.get_error().strip()
+    message = _error(native)
+    if not message or "NoExtension" in message:
+        raise InvalidGrammar("no text at all satisfies the constraint")
     if any(mark in message for mark in _TOO_LARGE):
         raise GrammarTooLarge(f"the constraint is too large: {message[:500]}")
     raise InvalidGrammar(f"the constraint cannot be used: {message[:500]}")
+
+
+def _error(native: llguidance.LLMatcher) -> str:
+    return native.get_error().replace("<non-verbose/>", "").strip()
 
 
 def _estimate_nbytes(grammar: str) -> int:

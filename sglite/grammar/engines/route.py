@@ -32,6 +32,11 @@ class Plan:
     validate: Callable[[str], str | None] = field(repr=False)
     residual: ResidualTracker | None = None
 
+    @staticmethod
+    def exact(grammar: str, coverage: Coverage) -> Plan:
+        """A plan for llguidance that leaves nothing to check."""
+        return Plan(engine="llguidance", grammar=grammar, coverage=coverage, validate=_nothing_left)
+
 
 def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
     """Raises the GrammarError that refuses the spec, if one does."""
