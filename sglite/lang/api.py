@@ -35,7 +35,7 @@ Dtype = type | Literal["int", "float", "str", "bool"]
 
 # Arguments of gen() that mean something together with `choices`.
 _WITH_CHOICES = frozenset({"name", "choices", "choices_method", "temperature", "seed"})
-_DEFAULTS = {"whitespace": "compact", "on_unsupported": "error"}
+_DEFAULTS = {"whitespace": "compact", "on_unsupported": "error", "close_on_budget": False}
 
 
 @overload
@@ -82,7 +82,7 @@ def gen(
     lark: str | None = None,
     whitespace: Whitespace = "compact",
     on_unsupported: OnUnsupported = "error",
-    close_on_budget: bool | None = None,
+    close_on_budget: bool = False,
     seed: int | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
@@ -92,7 +92,7 @@ def gen(
     At most one constraint: `schema` (pydantic model, TypeAdapter, dict, JSON text or any type pydantic knows; `s[name]`
     is the validated object and `s.raw(name)` the text), `json_schema` (the text), `regex`, `dtype` (int, float, str or
     bool; gives text), `ebnf`, `lark`, or `choices` (see `select`). `n` > 1 gives a list; the program goes on with the
-    first. `close_on_budget`: when max_tokens nears, finish the JSON value validly (on by default with `schema`).
+    first. `close_on_budget`: when max_tokens nears, finish the JSON value validly, where the backend can.
     What is not given comes from `run(...)`, then from the model; `max_tokens` is 128 unless said.
 
     Raises ProgramSyntaxError, GrammarError or InvalidRequest for arguments that cannot work.
@@ -142,7 +142,7 @@ def gen(
         params=params,
         grammar=made.spec,
         parse=made.parse,
-        close_on_budget=(kind == "schema") if close_on_budget is None else close_on_budget,
+        close_on_budget=close_on_budget,
     )
 
 

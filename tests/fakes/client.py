@@ -197,7 +197,7 @@ def smallest(grammar: GrammarSpec) -> str:
         case "choice":
             return str(json.loads(grammar.source)[0])
         case "regex":
-            for candidate in ("1", "True", '"a"', "a", "ab", "1.5", "2024-01-01", "12:30", "a@b.co", "192.168.0.1"):
+            for candidate in ("1", "True", '"a"', "a", "ab", "1.5", "2024-01-01", "12:30", "a@b.com", "192.168.0.1"):
                 if re.fullmatch(grammar.source, candidate):
                     return candidate
     raise AssertionError(f"the script has no answer for {grammar}")
@@ -223,6 +223,8 @@ def _instance(schema: Any, root: Any) -> Any:
             return {k: _instance(v, root) for k, v in schema.get("properties", {}).items() if k in required}
         case "array":
             return [_instance(schema.get("items", {"type": "integer"}), root)] * schema.get("minItems", 0)
+        case "string" if "pattern" in schema:
+            return smallest(GrammarSpec(kind="regex", source=schema["pattern"]))
         case "string":
             return "a" * max(1, schema.get("minLength", 1))
         case "integer" | "number":

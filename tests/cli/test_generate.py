@@ -1,0 +1,115 @@
+"""The arguments of `sglite generate` and `sglite run`, without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sglite as sgl
+from sglite import cli
+from sglite.protocol import FinishReason, RequestOutput
+from tests.fakes.client import ScriptedClient
+from tests.fakes.tokenizer import ByteTokenizer
+
+
+class FakeEngine:
+    """What the commands use of an Engine."""
+
+    calls: list[Any] = []
+    finish = FinishReason.STOP
+
+    def __init__(self, **options: Any) -> None:
+        self.tokenizer = ByteTokenizer()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def generate(self, prompt: Any, sampling: Any, *, constraint: Any) -> RequestOutput:
+        FakeEngine.calls.append((prompt, sampling, constraint))
+        return RequestOutput(request_id="r", text="the answer", finish_reason=self.finish)
+
+    def stream(self, prompt: Any, sampling: Any, *, constraint: Any) -> Any:
+        yield RequestOutput(request_id="r", text="the ")
+        yield self.generate(prompt, sampling, constraint=constraint)
+
+
+@pytest.fixture(autouse=True)
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgl, "Engine", FakeEngine, raising=False)
+    FakeEngine.calls = []
+    FakeEngine.finish = FinishReason.STOP
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_a_prompt_is_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "Once", "--max-tokens", "7", "--stop", "a", "--stop", "b") == 0
+    assert capsys.readouterr().out == "the answer\n"
+    ((prompt, sampling, constraint),) = FakeEngine.calls
+    assert (prompt, constraint) == ("Once", None)
+    assert (sampling.max_tokens, sampling.stop) == (7, ("a", "b"))
+
+
+def test_it_streams_and_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "Once", "--stream", "--chat") == 0
+    assert capsys.readouterr().out == "the the answer\n"
+    assert bytes(FakeEngine.calls[0][0]) == b"<user>Once</user>\n<assistant>"
+
+
+def test_constraints(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"type": "object"}))
+    assert run("generate", "x", "--schema", str(file)) == 0
+    assert run("generate", "x", "--regex", "[0-9]+") == 0
+    assert run("generate", "x", "--choices", "yes, no") == 0
+    assert [call[2].kind for call in FakeEngine.calls] == ["json_schema", "regex", "choice"]
+    assert json.loads(FakeEngine.calls[2][2].source) == ["yes", "no"]
+
+
+def test_mistakes_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "x", "--regex", "a", "--choices", "b") == 1
+    assert run("generate", "x", "--schema", str(tmp_path / "missing.json")) == 1
+    assert run("generate", "x", "--regex", "[a") == 1
+    assert run("run", str(tmp_path / "missing.py")) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 4
+
+
+def test_a_constrained_answer_that_is_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    FakeEngine.finish = FinishReason.LENGTH
+    assert run("generate", "x", "--regex", "a+") == 3
+    assert "raise --max-tokens" in capsys.readouterr().err
+
+
+def test_a_program_file_runs_on_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class ScriptedEngine(ScriptedClient):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(sgl, "Engine", ScriptedEngine, raising=False)
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import sys\nimport sglite as sgl\n"
+        "@sgl.function\ndef f(s):\n    s += 'a' + sgl.gen('x')\n"
+        "if __name__ == '__main__':\n    print(f.run()['x'], sys.argv[1:])\n"
+    )
+    assert run("run", str(file), "--depth", "3") == 0
+    assert capsys.readouterr().out == "answer 1 ['--depth', '3']\n"
+    sgl.set_default_backend(None)
