@@ -33,6 +33,11 @@ class Completion:
     text: str = ""  # certain and not sent yet
     logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent yet
 
+    def plain_text(self, token_id: int) -> str:
+        """The text of one token where nothing can stop in it."""
+        text = self.detokenizer.push((token_id,))
+        return self._unhealed(text) if self.skip_text else text
+
     def read(self, token_ids: list[int], num_output: int) -> StopMatch | None:
         """Take the text of the newest tokens; `num_output` counts them in. Raises StopRegexTimeout."""
         text = self._unhealed(self.detokenizer.push(token_ids))

@@ -98,6 +98,7 @@ class EngineCore:
             config=config,
             metrics=self.metrics,
             clock=clock,
+            vocab_size=executor.vocab_size,
         )
         self._intake = Intake(
             tokenizer,
@@ -257,7 +258,7 @@ class EngineCore:
         step = self._scheduler.schedule(now)
         for request, error in self._scheduler.taken_over():
             if error is None:
-                self._outputs.finish_computed(request)
+                self._outputs.finish(request, RequestStatus.LENGTH)
             else:
                 self._outputs.fail(request, error)
         if step is not None:
@@ -280,12 +281,9 @@ class EngineCore:
         """The requests of this step end; who shared what it was computing starts over."""
         _log.exception("step %d failed", step.batch.step, exc_info=error)
         self.metrics.failed_steps += 1
-        starts = step.batch.starts.tolist()
-        failed = [(r, s) for r, s in zip(step.requests, starts, strict=True) if not r.finished]
-        for request, start in failed:
-            if request.prefix is not None:
-                self._cache.taint(request.prefix, start)
-        for request, _ in failed:
+        for request, start in zip(step.requests, step.batch.starts.tolist(), strict=True):
+            self._scheduler.discard_computed(request, start)
+        for request in step.requests:
             if not request.finished:
                 self._outputs.fail(request, _step_error(error))
         retracted = self._scheduler.recompute_tainted()

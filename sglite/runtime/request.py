@@ -98,6 +98,20 @@ class Request:
         return self.ids[: self.num_tokens]
 
     @property
+    def plain(self) -> bool:
+        """A sampled token that ends nothing only has to be stored, and sent where the request streams."""
+        completion = self.completion
+        return (
+            completion is not None
+            and self.matcher is None
+            and completion.stops is None
+            and not completion.extra_stop_ids
+            and completion.num_logprobs < 0
+            and not self.num_ahead
+            and (completion.began or not completion.stream)
+        )
+
+    @property
     def reusable(self) -> int:
         """Leading tokens whose KV may come from the cache: the last one is always computed, for its logits, and
         so is everything from the first missing target on."""

@@ -43,6 +43,26 @@ def test_who_shares_wrong_kv_starts_over() -> None:
     assert list(harness.output(sharing).token_ids) == greedy("a shared beginning, then more", 5)
 
 
+def _until_retraction(fail_at: int | None) -> tuple[Harness, list[str]]:
+    harness = Harness(overlap=True, num_pages=64, max_model_len=64)
+    harness.executor.fail_on["wait"] = set() if fail_at is None else {fail_at}
+    ids = [harness.add(f"{i} long stream", max_tokens=45, ignore_eos=True) for i in range(2)]
+    while not harness.core.metrics.retractions:
+        harness.step()
+    return harness, ids
+
+
+def test_wrong_kv_of_a_retracted_row_is_not_matched_later() -> None:
+    under_way = _until_retraction(None)[0].core.metrics.steps - 1
+    harness, ids = _until_retraction(under_way)
+    harness.run()
+    for i, request_id in enumerate(ids):
+        assert harness.output(request_id).finish_reason is FinishReason.ERROR
+        tokens = [*f"{i} long stream".encode(), *greedy(f"{i} long stream", 40)]
+        again = harness.generate(tokens, max_tokens=5, ignore_eos=True)
+        assert list(again.token_ids) == greedy(tokens, 5)
+
+
 @BOTH_LOOPS
 def test_a_row_whose_sampling_fails_ends_alone(overlap: bool) -> None:
     harness = Harness(overlap=overlap)

@@ -161,6 +161,17 @@ def test_held_pages_give_way_when_memory_is_short() -> None:
     assert list(harness.generate("other", max_tokens=50, ignore_eos=True).token_ids) == greedy("other", 50)
 
 
+def test_resumed_rows_that_lock_all_memory_take_turns() -> None:
+    harness = Harness(num_pages=64, max_model_len=64)
+    for i in range(2):
+        harness.generate(f"{i}" * 25, request_id=f"h{i}", max_tokens=4, ignore_eos=True, hold=True)
+    ids = [harness.add("x" * 20, continue_from=f"h{i}", max_tokens=5, ignore_eos=True) for i in range(2)]
+    harness.run()
+    for i, request_id in enumerate(ids):
+        prompt = [*(b"%d" % i * 25), *harness.output(f"h{i}").token_ids, *(b"x" * 20)]
+        assert list(harness.output(request_id).token_ids) == greedy(prompt, 5)
+
+
 def test_a_held_row_expires() -> None:
     now = [0.0]
     harness = Harness(clock=lambda: now[0], hold_s=5.0)

@@ -140,15 +140,17 @@ class CacheManager:
     def release(self, prefix: Prefix) -> None:
         self._tree.release(prefix.node)
 
-    def taint(self, prefix: Prefix, start: int) -> None:
-        """Tokens from `start` on of this prefix hold wrong KV: nobody shall match them any more."""
+    def discard(self, namespace: Namespace, tokens: IntArray, start: int) -> None:
+        """The KV of `tokens` from `start` on turned out wrong: nobody shall match it any more. Who has it locked
+        sees `Prefix.tainted`; its pages come back with the locks."""
+        prefix = self.acquire(namespace, tokens)
         if start < prefix.length:
             keep = self._tree.ancestor_at(prefix.node, prefix.length, start)
-            at, below = prefix.node, prefix.node
-            while at is not keep and at.parent is not None:
-                below, at = at, at.parent
-            if below is not keep:
-                self._tree.detach(below)
+            below = prefix.node
+            while below.parent is not None and below.parent is not keep:
+                below = below.parent
+            self._tree.detach(below)
+        self.release(prefix)
 
     # -- programs
 

@@ -21,23 +21,27 @@ from sglite.protocol import (
     GenerateRequest,
     RequestOutput,
     ScoreOutput,
-    TokenLogprob,
-    Usage,
 )
 from sglite.runtime.batch import StepResult
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import FINISH_REASONS, Request, RequestStatus
+from sglite.runtime.scheduler.answers import (
+    completion_output,
+    keep_logprobs,
+    keep_targets,
+    score_output,
+    usage_of,
+    warming_output,
+)
 from sglite.runtime.scheduler.delayed import DelayedMatcher
 from sglite.runtime.scheduler.held import HeldRow
-from sglite.runtime.scheduler.rows import RowTable, Step
+from sglite.runtime.scheduler.rows import STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
 
 Output = RequestOutput | ScoreOutput
-
-_LEAST_LOGPROB = -9999.0  # of a token that cannot come: JSON has no infinity
 
 
 class OutputProcessor:
@@ -50,7 +54,11 @@ class OutputProcessor:
         config: EngineConfig,
         metrics: Metrics,
         clock: Callable[[], float],
+        vocab_size: int,
     ) -> None:
+        """`vocab_size`: ids that a sampler can draw."""
+        self._is_stop = np.zeros(vocab_size, np.bool_)
+        self._is_stop[list(tokenizer.stop_token_ids)] = True
         self._scheduler = scheduler
         self._table = table
         self._tokenizer = tokenizer
@@ -77,52 +85,63 @@ class OutputProcessor:
     # -- the result of a step
 
     def apply(self, step: Step, result: StepResult) -> None:
-        batch = step.batch
-        tokens = result.tokens[:, 0].tolist() if result.tokens.shape[1] else []
-        samples = batch.samples.tolist()
-        counts = result.num_accepted.tolist()
-        moved_rows: list[int] = []
-        moved_tokens: list[int] = []
-        logprob_rows = set(batch.logprob_rows.tolist())
-        for i, request in enumerate(step.requests):
-            if request.finished or request in step.dropped:
-                self._metrics.stale_tokens += int(samples[i])
-                continue
-            if result.errors and i in result.errors:
-                self.fail(request, SgliteError(f"sampling failed: {result.errors[i]}"))
-                continue
-            if not samples[i]:
-                continue
-            if request.num_ahead:
-                request.num_ahead -= 1
-                self._check_forced(request, batch.output_index[i], tokens[i])
-                continue
-            if i in logprob_rows:
-                self._keep_logprobs(request, result, i, counts[i])
-            running = request.status is RequestStatus.RUNNING
-            new = [tokens[i]] if counts[i] == 1 else result.tokens[i, : counts[i]].tolist()
-            if running and batch.num_drafts[i]:
-                drafts = int(batch.num_drafts[i])
-                self._count_drafts(request, drafts, counts[i] - 1)
-                self._table.computed[request.row] -= drafts - (counts[i] - 1)
-            if not self._take_tokens(request, new):
-                continue
-            if running and len(new) == 1 and request.num_tokens == self._table.length[request.row] + 1:
-                moved_rows.append(request.row)
-                moved_tokens.append(tokens[i])
-            elif running:
-                self._moved_on(request)
-        if moved_rows:
-            rows = np.array(moved_rows, np.int32)
-            self._table.length[rows] += 1
-            self._table.in_flight[rows] -= 1
-            self._table.last_token[rows] = moved_tokens
+        for i in self._take_plain(step, result):
+            self._take_drawn(step, result, i)
         for i in step.targets:
-            self._keep_targets(step, result, i)
+            request = step.requests[i]
+            if not request.finished and request not in step.dropped:
+                keep_targets(step, result, i)
         for i in step.ended:
             request = step.requests[i]
             if not request.finished and request not in step.dropped:
-                self.finish_computed(request)
+                self.finish(request, RequestStatus.LENGTH)
+
+    def _take_plain(self, step: Step, result: StepResult) -> list[int]:
+        """All rows at once whose token only has to be stored, and sent where they stream. Returns the batch indices
+        of the other rows that sampled or failed."""
+        batch, table = step.batch, self._table
+        tokens = result.tokens[:, 0]
+        plain = table.plain_draws(step, tokens, self._is_stop)
+        if result.tokens.shape[1] > 1:
+            plain &= batch.num_drafts == 0
+        others = batch.samples & ~plain
+        if result.errors:
+            failed = list(result.errors)
+            plain[failed], others[failed] = False, True
+        if plain.any():
+            rows = batch.rows[plain]
+            table.advance(rows, tokens[plain])
+            self._metrics.completion_tokens += len(rows)
+            streams = plain & ((table.flags[batch.rows] & STREAMS) != 0)
+            for i in np.flatnonzero(streams).tolist():
+                self._stream(step.requests[i], int(tokens[i]))
+        return np.flatnonzero(others).tolist() if others.any() else []
+
+    def _take_drawn(self, step: Step, result: StepResult, i: int) -> None:
+        """What row i of the batch drew, whatever has become of its request."""
+        request, batch = step.requests[i], step.batch
+        if request.finished or request in step.dropped:
+            self._metrics.stale_tokens += 1
+            return
+        if i in result.errors:
+            self.fail(request, SgliteError(f"sampling failed: {result.errors[i]}"))
+            return
+        count = int(result.num_accepted[i])
+        drawn = result.tokens[i, :count].tolist()
+        if request.num_ahead:
+            request.num_ahead -= 1
+            self._check_forced(request, int(batch.output_index[i]), drawn[0])
+            return
+        if i in result.chosen_logprobs:
+            keep_logprobs(request, result, i, count)
+        if request.status is RequestStatus.RUNNING:
+            self._table.settle(request)
+            self._table.in_flight[request.row] -= 1
+            drafts = int(batch.num_drafts[i])
+            if drafts:
+                self._count_drafts(request, drafts, count - 1)
+                self._table.computed[request.row] -= drafts - (count - 1)
+        self._take_tokens(request, drawn)
 
     def start(self, request: Request) -> None:
         """The matcher of a request is ready: what it forces from the start joins the prompt's computation."""
@@ -131,12 +150,29 @@ class OutputProcessor:
 
     # -- tokens
 
-    def _take_tokens(self, request: Request, token_ids: list[int]) -> bool:
-        """Append sampled tokens and what the grammar forces after them; emit. False when the request is over."""
+    def _stream(self, request: Request, token_id: int) -> None:
+        """Send one token of a plain row."""
         completion = request.completion
         assert completion is not None
+        request.num_tokens += 1
+        completion.num_sent += 1
+        self._outbox.append(
+            RequestOutput(
+                request_id=request.job.request_id,
+                index=request.index,
+                text=completion.plain_text(token_id),
+                token_ids=(token_id,),
+                usage=usage_of(request),
+            )
+        )
+
+    def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
+        """Append sampled tokens and what the grammar forces after them; send them or end the request."""
+        completion = request.completion
+        assert completion is not None
+        status = error = None
+        forced_before = completion.forced_tokens
         try:
-            status = None
             for token_id in token_ids:
                 status = self._append(request, token_id)
                 if status is not None:
@@ -145,16 +181,26 @@ class OutputProcessor:
                 if completion.jump_forward:
                     status = self._append_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
-                    self._unbind(request)
-        except (GrammarViolation, StopRegexTimeout) as error:
-            self.fail(request, _request_error(error))
-            return False
-        if status is not None:
+                    request.matcher = None  # a healed token or a bounded thinking phase has no more to say
+        except (GrammarViolation, StopRegexTimeout) as caught:
+            error = _request_error(caught)
+        if request.status is RequestStatus.RUNNING:
+            self._update_row(request, forced=completion.forced_tokens > forced_before)
+        if error is not None:
+            self.fail(request, error)
+        elif status is not None:
             self.finish(request, status)
-            return False
-        if completion.stream and completion.num_sent < request.num_output:
+        elif completion.stream and completion.num_sent < request.num_output:
             self._emit(request)
-        return True
+
+    def _update_row(self, request: Request, *, forced: bool) -> None:
+        """Tell the row of its new tokens. Where text was forced and a sample is under way already, that token is
+        known: it is the first forced one, and its result will be dropped."""
+        row = request.row
+        if forced and self._table.in_flight[row]:
+            self._table.in_flight[row] = 0
+            request.num_ahead += 1
+        self._table.sync(request)
 
     def _append(self, request: Request, token_id: int) -> RequestStatus | None:
         """One sampled token; the status that it ends the request with."""
@@ -222,22 +268,6 @@ class OutputProcessor:
                 return RequestStatus.LENGTH
         return None
 
-    def _unbind(self, request: Request) -> None:
-        """A matcher without a grammar (a healed token, a bounded thinking phase) has nothing more to say."""
-        request.matcher = None
-        if request.status is RequestStatus.RUNNING:
-            self._table.constrain(request)
-
-    def _moved_on(self, request: Request) -> None:
-        """A row took more than one token. If its next sample is under way already, that token is known: it was the
-        first forced one, and its result is dropped."""
-        row = request.row
-        self._table.in_flight[row] -= 1
-        if self._table.in_flight[row]:
-            self._table.in_flight[row] = 0
-            request.num_ahead += 1
-        self._table.sync(request)
-
     def _check_forced(self, request: Request, output_index: int, token_id: int) -> None:
         expected = int(request.ids[request.num_prompt + int(output_index)])
         if token_id != expected:
@@ -250,40 +280,7 @@ class OutputProcessor:
         self._metrics.draft_tokens += drafts
         self._metrics.accepted_draft_tokens += accepted
 
-    # -- log-probabilities
-
-    def _keep_logprobs(self, request: Request, result: StepResult, i: int, count: int) -> None:
-        completion = request.completion
-        assert completion is not None
-        chosen = result.chosen_logprobs[i]
-        masked = result.masked_logprobs.get(i)
-        top = result.top_logprobs.get(i)
-        for j in range(count):
-            best = _best(top, j, completion.num_logprobs)
-            after = None if masked is None or request.matcher is None else _finite(masked[j])
-            completion.logprobs.append(TokenLogprob(int(result.tokens[i, j]), _finite(chosen[j]), best, after))
-
-    def _keep_targets(self, step: Step, result: StepResult, i: int) -> None:
-        request = step.requests[i]
-        targets = request.targets
-        if request.finished or targets is None or request in step.dropped:
-            return
-        lo, hi = step.targets[i]
-        targets.logprobs[lo:hi] = result.chosen_logprobs[i]
-        targets.num_done = max(targets.num_done, hi)
-        if targets.num_top:
-            batch = step.batch
-            first = int(batch.starts[i] + batch.num_new[i] - batch.num_logits[i])
-            ids, logprobs = result.top_logprobs[i]
-            for position in targets.positions[lo:hi].tolist():
-                at = position - first
-                targets.top[position] = (ids[at, : targets.num_top], logprobs[at, : targets.num_top])
-
     # -- ends
-
-    def finish_computed(self, request: Request) -> None:
-        """A request that samples nothing has computed all it was for."""
-        self.finish(request, RequestStatus.LENGTH)
 
     def fail(self, request: Request, error: BaseException) -> None:
         self._metrics.failed += 1
@@ -315,7 +312,7 @@ class OutputProcessor:
         elif job.trie is not None:
             self._finish_scoring(request, error)
         else:
-            self._finish_warming(request, error)
+            self._outbox.append(warming_output(request, error))
         if job.num_open == 0:
             self._jobs_over.append(job.request_id)
 
@@ -364,20 +361,7 @@ class OutputProcessor:
             self._outbox.append(ScoreOutput(request_id=job.request_id, error=ErrorInfo.of(error)))
         elif job.num_open == 0:
             assert job.trie is not None
-            logprobs = tuple(tuple(max(p, _LEAST_LOGPROB) for p in one) for one in job.trie.logprobs())
-            usage = Usage(prompt_tokens=job.num_prompt, cached_tokens=job.cached_tokens)
-            self._outbox.append(ScoreOutput(request_id=job.request_id, logprobs=logprobs, usage=usage))
-
-    def _finish_warming(self, request: Request, error: BaseException | None) -> None:
-        job = request.job
-        self._outbox.append(
-            RequestOutput(
-                request_id=job.request_id,
-                finish_reason=FINISH_REASONS[request.status],
-                usage=Usage(prompt_tokens=request.num_prompt, cached_tokens=job.cached_tokens),
-                error=None if error is None else ErrorInfo.of(error),
-            )
-        )
+            self._outbox.append(score_output(job))
 
     # -- outputs
 
@@ -395,64 +379,10 @@ class OutputProcessor:
         completion.num_sent += len(new_ids)
         if over and completion.stop_id_hidden:
             del completion.logprobs[len(new_ids) :]
-        first_output, completion.began = not completion.began, True
-        self._outbox.append(
-            RequestOutput(
-                request_id=request.job.request_id,
-                index=request.index,
-                text=completion.text,
-                token_ids=tuple(new_ids),
-                finish_reason=FINISH_REASONS[request.status] if over else None,
-                matched_stop=completion.matched_stop,
-                logprobs=tuple(completion.logprobs),
-                prompt_logprobs=_prompt_logprobs(request) if first_output else (),
-                prompt_token_ids=tuple(request.ids[: request.num_prompt].tolist()) if first_output else (),
-                usage=_usage(request),
-                coverage=request.grammar.coverage if over and request.grammar is not None else None,
-                reason=reason,
-                error=None if error is None else ErrorInfo.of(error),
-            )
-        )
+        self._outbox.append(completion_output(request, new_ids, reason=reason, error=error))
+        completion.began = True
         completion.text = ""
         completion.logprobs = []
-
-
-def _usage(request: Request) -> Usage:
-    completion = request.completion
-    assert completion is not None
-    return Usage(
-        prompt_tokens=request.num_prompt,
-        cached_tokens=completion.cached_tokens,
-        completion_tokens=request.num_tokens - request.num_prompt,
-        forced_tokens=completion.forced_tokens,
-        draft_tokens=completion.draft_tokens,
-        accepted_draft_tokens=completion.accepted_draft_tokens,
-    )
-
-
-def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
-    """One entry per prompt token, the first of which has none."""
-    targets = request.targets
-    if targets is None or targets.num_done < len(targets.positions):
-        return ()
-    entries: list[TokenLogprob | None] = [None]
-    for at, (position, token_id) in enumerate(zip(targets.positions.tolist(), targets.ids.tolist(), strict=True)):
-        top = targets.top.get(position)
-        best = () if top is None else tuple((int(t), _finite(p)) for t, p in zip(*top, strict=True))
-        entries.append(TokenLogprob(token_id, _finite(targets.logprobs[at]), best))
-    return tuple(entries)
-
-
-def _best(top: tuple[np.ndarray, np.ndarray] | None, position: int, num: int) -> tuple[tuple[int, float], ...]:
-    """The `num` best (id, log-probability) at a position."""
-    if top is None or num <= 0:
-        return ()
-    ids, logprobs = top
-    return tuple((int(t), _finite(p)) for t, p in zip(ids[position, :num], logprobs[position, :num], strict=True))
-
-
-def _finite(logprob: float) -> float:
-    return max(float(logprob), _LEAST_LOGPROB)
 
 
 def _request_error(error: Exception) -> SgliteError:

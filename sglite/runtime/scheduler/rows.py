@@ -7,18 +7,40 @@ Per row, with `computed <= length` except for one sampled token that the host ha
 
 A row wants min(length + in_flight, end) - computed new tokens. Where a token is in flight, everything known is
 computed already, so the row's one new token is read on the device.
+
+All numbers of a row stand side by side in one array: a step gathers its rows once (RowView) and writes them back once.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, BoolArray, IntArray, PageUpdates, RowLoad
+from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, IntArray, PageUpdates, RowLoad
 from sglite.runtime.request import Request
+
+
+class Flag(enum.IntFlag):
+    """What a row is, as far as a step has to know."""
+
+    SAMPLES = enum.auto()
+    COMPUTES = enum.auto()  # the opposite: it ends when its tokens are computed
+    MATCHER = enum.auto()
+    LOGPROBS = enum.auto()
+    TARGETS = enum.auto()
+    PLAIN = enum.auto()  # a token that ends nothing only has to be stored (and sent)
+    STREAMS = enum.auto()
+    STOPS = enum.auto()  # the model's stop ids end it
+
+
+# Plain ints: an operation on an IntFlag costs a microsecond.
+SAMPLES, COMPUTES, MATCHER, LOGPROBS = (int(f) for f in (Flag.SAMPLES, Flag.COMPUTES, Flag.MATCHER, Flag.LOGPROBS))
+TARGETS, PLAIN, STREAMS, STOPS = (int(f) for f in (Flag.TARGETS, Flag.PLAIN, Flag.STREAMS, Flag.STOPS))
+
+_COMPUTED, _LENGTH, _IN_FLIGHT, _END, _PROMPT, _LIMIT, _NUM_PAGES, _MASKED_BELOW, _TENANT, _FLAGS = range(10)
 
 
 @dataclass(slots=True, eq=False)
@@ -27,30 +49,60 @@ class Step:
 
     batch: Batch
     requests: list[Request]
+    tenants: IntArray  # [N] whose row each was: it is stale where the table says something else by now
     masked: list[tuple[int, int]]  # (batch index, mask slot) of draws that need a mask
     targets: dict[int, tuple[int, int]] = field(default_factory=dict)  # batch index -> [lo, hi) of its Targets
     ended: list[int] = field(default_factory=list)  # batch indices of rows that only compute and are through
     dropped: set[Request] = field(default_factory=set)  # computed from wrong KV: their results count for nothing
 
 
+class RowView:
+    """The numbers of some rows at one moment. Columns are views of one gathered copy."""
+
+    __slots__ = ("any_flags", "computed", "flags", "in_flight", "numbers", "reachable", "rows")
+
+    def __init__(self, table: RowTable, rows: IntArray) -> None:
+        self.rows = rows
+        numbers = self.numbers = table.numbers[rows]  # [N, columns]
+        self.computed = numbers[:, _COMPUTED]
+        self.in_flight = numbers[:, _IN_FLIGHT]
+        self.reachable = numbers[:, _LENGTH] + self.in_flight
+        self.flags = numbers[:, _FLAGS]
+        self.any_flags = int(np.bitwise_or.reduce(self.flags)) if len(rows) else 0
+
+    def wanted(self) -> IntArray:
+        """New tokens that each row could compute now  # int32[N], >= 0"""
+        return np.minimum(self.reachable, self.numbers[:, _END]) - self.computed
+
+    def within_prompt(self) -> list[int]:
+        """Places of rows that have prompt tokens to compute."""
+        return np.flatnonzero(self.computed < self.numbers[:, _PROMPT]).tolist()
+
+    def with_flag(self, flag: int) -> list[int]:
+        """Places of rows that have it."""
+        return np.flatnonzero(self.flags & flag).tolist() if self.any_flags & flag else []
+
+
 class RowTable:
     def __init__(self, max_rows: int, max_len: int, page_size: int) -> None:
         self.max_rows = max_rows
         self.page_size = page_size
-        self.max_pages = -(-max_len // page_size)
-        self.pages = np.zeros((max_rows, self.max_pages), np.int32)  # untouched parts take no memory
-        self.num_pages = np.zeros(max_rows, np.int32)
-        self.computed = np.zeros(max_rows, np.int32)
-        self.length = np.zeros(max_rows, np.int32)
-        self.in_flight = np.zeros(max_rows, np.int32)  # 0 or 1 when a step is scheduled
-        self.end = np.zeros(max_rows, np.int32)
-        self.prompt = np.zeros(max_rows, np.int32)
-        self.last_token = np.zeros(max_rows, np.int32)
-        self.samples = np.zeros(max_rows, np.bool_)
-        self.constrained = np.zeros(max_rows, np.bool_)  # has a matcher
-        self.masked_below = np.zeros(max_rows, np.int32)  # length before which stop ids are masked
-        self.wants_logprobs = np.zeros(max_rows, np.bool_)
-        self.has_targets = np.zeros(max_rows, np.bool_)
+        self.numbers = np.zeros((max_rows, 10), np.int32)
+        self.computed = self.numbers[:, _COMPUTED]
+        self.length = self.numbers[:, _LENGTH]
+        self.in_flight = self.numbers[:, _IN_FLIGHT]  # 0 or 1 when a step is scheduled
+        self.end = self.numbers[:, _END]
+        self.prompt = self.numbers[:, _PROMPT]
+        self.limit = self.numbers[:, _LIMIT]
+        self.num_pages = self.numbers[:, _NUM_PAGES]
+        self.masked_below = self.numbers[:, _MASKED_BELOW]  # length before which stop ids are masked
+        self.tenant = self.numbers[:, _TENANT]  # a number that no two tenants share; 0: nobody
+        self.flags = self.numbers[:, _FLAGS]
+        # untouched parts of these two take no memory
+        self.pages = np.zeros((max_rows, -(-max_len // page_size)), np.int32)
+        self.tokens = np.zeros((max_rows, max_len), np.int32)  # a running request's ids are a view of its row
+        self._no_drafts = np.zeros(max_rows, np.int32)
+        self._loads = 0
         self._free = list(range(max_rows - 1, -1, -1))
 
     # -- tenants
@@ -63,36 +115,74 @@ class RowTable:
         return self._free.pop()
 
     def give(self, row: int) -> None:
+        self.tenant[row] = 0
         self._free.append(row)
 
     def load(self, request: Request, pages: IntArray, computed: int) -> None:
         """`request` becomes the tenant of request.row, with these pages from position 0 on."""
-        row = request.row
+        row, completion = request.row, request.completion
+        self._loads += 1
+        self.tokens[row, : request.num_tokens] = request.tokens
+        request.ids = self.tokens[row]
         self.pages[row, : len(pages)] = pages
+        self.numbers[row] = 0
+        self.tenant[row] = self._loads
         self.num_pages[row] = len(pages)
         self.computed[row] = computed
-        self.in_flight[row] = 0
         self.end[row] = request.end
+        self.limit[row] = request.limit
         self.prompt[row] = request.num_prompt
-        self.samples[row] = request.samples
-        completion = request.completion
-        self.constrain(request)
-        self.wants_logprobs[row] = completion is not None and completion.num_logprobs >= 0
-        self.has_targets[row] = request.targets is not None
+        flags = SAMPLES if request.samples else COMPUTES
+        if request.targets is not None:
+            flags |= TARGETS
+        if completion is not None:
+            flags |= STREAMS if completion.stream else 0
+            flags |= STOPS if completion.stop_ids else 0
+            flags |= LOGPROBS if completion.num_logprobs >= 0 else 0
+        self.flags[row] = flags
         self.sync(request)
 
-    def constrain(self, request: Request) -> None:
-        """The request's matcher came or went."""
-        row, completion = request.row, request.completion
-        self.constrained[row] = request.matcher is not None
-        bans = completion is not None and request.matcher is None and completion.stop_ids
-        self.masked_below[row] = request.num_prompt + completion.min_tokens if completion and bans else 0
-
     def sync(self, request: Request) -> None:
-        """The request's known tokens changed by more than a step's one."""
-        self.length[request.row] = request.num_tokens
-        if request.num_tokens:
-            self.last_token[request.row] = request.ids[request.num_tokens - 1]
+        """The request's tokens or its matcher changed outside of `advance`."""
+        row, completion = request.row, request.completion
+        self.length[row] = request.num_tokens
+        flags = int(self.flags[row]) & ~(MATCHER | PLAIN)
+        if request.matcher is not None:
+            flags |= MATCHER
+        elif completion is not None and completion.stop_ids:
+            self.masked_below[row] = request.num_prompt + completion.min_tokens
+        if request.num_output and request.plain:  # its first token goes the long way
+            flags |= PLAIN
+        self.flags[row] = flags
+
+    def settle(self, request: Request) -> None:
+        """The opposite: what `advance` added is counted by the request too."""
+        request.num_tokens = int(self.length[request.row])
+
+    def leave(self, request: Request) -> None:
+        """The request keeps its tokens when its row goes to someone else."""
+        self.settle(request)
+        request.ids = request.tokens.copy()
+        self.tenant[request.row] = 0
+
+    def advance(self, rows: IntArray, tokens: IntArray) -> None:
+        """One sampled token for each of these rows."""
+        numbers = self.numbers[rows]
+        self.tokens[rows, numbers[:, _LENGTH]] = tokens
+        numbers[:, _LENGTH] += 1
+        numbers[:, _IN_FLIGHT] -= 1
+        self.numbers[rows] = numbers
+
+    def plain_draws(self, step: Step, tokens: IntArray, is_stop: np.ndarray) -> np.ndarray:
+        """Which rows of the batch drew a token that only has to be stored  # bool[N]"""
+        numbers = self.numbers[step.batch.rows]
+        flags = numbers[:, _FLAGS]
+        plain = (flags & PLAIN) != 0
+        plain &= step.batch.samples
+        plain &= numbers[:, _TENANT] == step.tenants
+        plain &= numbers[:, _LENGTH] + 1 < numbers[:, _LIMIT]
+        plain &= ~(is_stop[tokens] & ((flags & STOPS) != 0))
+        return plain
 
     def owned_pages(self, request: Request) -> IntArray:
         """Pages of a row that do not belong to the tree  # a view"""
@@ -106,29 +196,25 @@ class RowTable:
 
     # -- steps
 
-    def wanted(self, rows: IntArray) -> IntArray:
-        """New tokens that each row could compute now  # int32[len(rows)], >= 0"""
-        reachable = self.length[rows] + self.in_flight[rows]
-        return np.minimum(reachable, self.end[rows]) - self.computed[rows]
-
-    def missing_pages(self, rows: IntArray, new: IntArray) -> IntArray:
-        """Pages that each row lacks for `new` more tokens  # int32[len(rows)], >= 0"""
-        needed = self.computed[rows] + new
+    def missing_pages(self, view: RowView, new: IntArray) -> IntArray:
+        """Pages that each row lacks for `new` more tokens  # int32[N], >= 0"""
+        needed = view.computed + new
         if self.page_size > 1:
             needed = -(-needed // self.page_size)
-        return np.where(new > 0, np.maximum(needed - self.num_pages[rows], 0), 0)
+        missing = np.maximum(needed - view.numbers[:, _NUM_PAGES], 0)
+        missing[new == 0] = 0
+        return missing
 
     def add_pages(self, rows: IntArray, missing: IntArray, pages: IntArray) -> PageUpdates:
-        """Give rows[i] the next missing[i] of `pages`."""
-        if len(pages) == len(rows):  # one each: the step of decoding rows
-            at_rows, columns = rows, self.num_pages[rows]
-        else:
-            at_rows = np.repeat(rows, missing)
+        """Give rows[i] the next missing[i] >= 1 of `pages`."""
+        columns = self.num_pages[rows]
+        self.num_pages[rows] = columns + missing
+        if len(pages) > len(rows):
             before = np.cumsum(missing) - missing
-            columns = self.num_pages[at_rows] + np.arange(len(pages), dtype=np.int32) - np.repeat(before, missing)
-        self.pages[at_rows, columns] = pages
-        self.num_pages[rows] += missing
-        return PageUpdates(at_rows, columns.astype(np.int32, copy=False), pages)
+            columns = np.repeat(columns - before, missing) + np.arange(len(pages), dtype=np.int32)
+            rows = np.repeat(rows, missing)
+        self.pages[rows, columns] = pages
+        return PageUpdates(rows, columns.astype(np.int32, copy=False), pages)
 
     def build(
         self,
@@ -141,85 +227,98 @@ class RowTable:
         page_updates: PageUpdates,
     ) -> Step:
         """The batch in which rows[i] (of requests[i]) computes new[i] >= 1 tokens; the table moves on by it."""
-        starts = self.computed[rows]
-        in_flight = self.in_flight[rows]
-        reachable = self.length[rows] + in_flight
+        view = RowView(self, rows)
+        numbers, reachable = view.numbers, view.reachable
+        starts = view.computed.copy()
         ends = starts + new
-        samples: BoolArray = (ends == reachable) & self.samples[rows]
+        samples = ends == reachable
+        if view.any_flags & COMPUTES:
+            samples &= (view.flags & SAMPLES) != 0
         num_logits = samples.astype(np.int32)
-        index = reachable - self.prompt[rows]
-        masks = samples & (self.constrained[rows] | (reachable < self.masked_below[rows]))
-        logprobs = samples & self.wants_logprobs[rows]
-
-        result = Step(None, requests, [])  # type: ignore[arg-type]
-        target_ids: dict[int, IntArray] = {}
-        target_positions: dict[int, IntArray] = {}
-        if self.has_targets[rows].any() or not self.samples[rows].all():
-            for i in np.flatnonzero(self.has_targets[rows] | ~self.samples[rows]).tolist():
-                request, end = requests[i], int(ends[i])
-                if end >= request.end and not request.samples:
-                    result.ended.append(i)
-                chunk = _targets_of(request, int(starts[i]), end)
-                if chunk is None:
-                    continue
-                (lo, hi), first = chunk
-                targets = request.targets
-                assert targets is not None
-                assert not samples[i]
-                result.targets[i] = (lo, hi)
-                num_logits[i] = end - first
-                target_ids[i] = targets.ids[lo:hi]
-                target_positions[i] = targets.positions[lo:hi] - np.int32(first)
-                logprobs[i] = targets.num_top > 0
-
-        mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
-        if masks.any():
-            indices = np.flatnonzero(masks)
-            mask_slots[(np.cumsum(num_logits) - 1)[indices]] = np.arange(len(indices), dtype=np.int32)
-            result.masked = [(i, slot) for slot, i in enumerate(indices.tolist())]
-
-        result.batch = Batch(
+        scored = self._score(requests, view, starts, ends, num_logits)
+        masks = reachable < numbers[:, _MASKED_BELOW]
+        if view.any_flags & MATCHER:
+            masks |= (view.flags & MATCHER) != 0
+        masks &= samples
+        masked, mask_slots = _mask_slots(masks, num_logits)
+        logprob_rows = scored.logprob_rows
+        if view.any_flags & LOGPROBS:
+            logprob_rows = sorted({*logprob_rows, *np.flatnonzero(samples & ((view.flags & LOGPROBS) != 0)).tolist()})
+        output_index = reachable - numbers[:, _PROMPT]
+        output_index *= samples
+        batch = Batch(
             step=step,
             rows=rows,
             starts=starts,
             num_new=new,
-            token_ids=self._token_ids(requests, rows, starts, new, in_flight),
+            token_ids=self._token_ids(view, starts, new),
             num_logits=num_logits,
             samples=samples,
-            num_drafts=np.zeros(len(rows), np.int32),
-            output_index=np.where(samples, index, 0).astype(np.int32, copy=False),
+            num_drafts=self._no_drafts[: len(rows)],
+            output_index=output_index,
             mask_slots=mask_slots,
-            logprob_rows=np.flatnonzero(logprobs).astype(np.int32),
-            target_ids=target_ids,
-            target_positions=target_positions,
+            logprob_rows=np.array(logprob_rows, np.int32),
+            target_ids=scored.target_ids,
+            target_positions=scored.target_positions,
             loads=tuple(loads),
             page_updates=page_updates,
         )
-        self.computed[rows] = ends
-        self.in_flight[rows] = in_flight + samples
-        return result
+        tenants = numbers[:, _TENANT].copy()
+        numbers[:, _COMPUTED] = ends
+        numbers[:, _IN_FLIGHT] += samples
+        self.numbers[rows] = numbers
+        return Step(batch, requests, tenants, masked, scored.ranges, scored.ended)
 
-    def _token_ids(
-        self, requests: list[Request], rows: IntArray, starts: IntArray, new: IntArray, in_flight: IntArray
-    ) -> IntArray:
-        """Row after row  # int32[sum(new)]"""
-        last = np.where(in_flight > 0, np.int32(DEVICE_TOKEN), self.last_token[rows])
-        simple = (new == 1) & ((in_flight > 0) | (starts == self.length[rows] - 1))
-        if simple.all():
-            return last
-        token_ids = np.empty(int(new.sum()), np.int32)
+    def _token_ids(self, view: RowView, starts: IntArray, new: IntArray) -> IntArray:
+        """Row after row  # int32[sum(new)]. A token that is in flight is read on the device."""
+        if new.max() == 1:
+            return np.where(view.in_flight > 0, np.int32(DEVICE_TOKEN), self.tokens[view.rows, starts])
         offsets = np.cumsum(new) - new
-        token_ids[offsets[simple]] = last[simple]
-        for i in np.flatnonzero(~simple).tolist():
-            start, n, at = int(starts[i]), int(new[i]), int(offsets[i])
-            token_ids[at : at + n] = requests[i].ids[start : start + n]
+        positions = np.arange(int(new.sum())) + np.repeat(starts - offsets, new)
+        token_ids = self.tokens[np.repeat(view.rows, new), positions]
+        token_ids[offsets[view.in_flight > 0]] = DEVICE_TOKEN
         return token_ids
 
+    def _score(
+        self, requests: list[Request], view: RowView, starts: IntArray, ends: IntArray, num_logits: IntArray
+    ) -> _Scored:
+        """Rows with targets: which of them lie in this step; writes their num_logits."""
+        scored = _Scored()
+        for i in view.with_flag(TARGETS | COMPUTES):
+            request, start, end = requests[i], int(starts[i]), int(ends[i])
+            if not request.samples and end >= request.end:
+                scored.ended.append(i)
+            targets = request.targets
+            if targets is None:
+                continue
+            lo, hi = np.searchsorted(targets.positions, (start, end)).tolist()
+            if lo == hi:
+                continue
+            first = int(targets.positions[lo])
+            assert num_logits[i] == 0, "a row does not sample in a step that computes its targets"
+            num_logits[i] = end - first
+            scored.ranges[i] = (lo, hi)
+            scored.target_ids[i] = targets.ids[lo:hi]
+            scored.target_positions[i] = targets.positions[lo:hi] - np.int32(first)
+            if targets.num_top:
+                scored.logprob_rows.append(i)
+        return scored
 
-def _targets_of(request: Request, start: int, end: int) -> tuple[tuple[int, int], int] | None:
-    """([lo, hi) of the request's targets within positions start .. end, position of the first), None without any."""
-    targets: NDArray[np.int32] | None = None if request.targets is None else request.targets.positions
-    if targets is None:
-        return None
-    lo, hi = np.searchsorted(targets, (start, end)).tolist()
-    return ((lo, hi), int(targets[lo])) if lo < hi else None
+
+@dataclass(slots=True)
+class _Scored:
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    target_ids: dict[int, IntArray] = field(default_factory=dict)
+    target_positions: dict[int, IntArray] = field(default_factory=dict)
+    logprob_rows: list[int] = field(default_factory=list)
+
+
+def _mask_slots(masks: np.ndarray, num_logits: IntArray) -> tuple[list[tuple[int, int]], IntArray]:
+    """[(batch index, slot)] of the draws to mask and the slot of each logits position."""
+    mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
+    if not masks.any():
+        return [], mask_slots
+    indices = np.flatnonzero(masks)
+    mask_slots[(np.cumsum(num_logits) - 1)[indices]] = np.arange(len(indices), dtype=np.int32)
+    return [(i, slot) for slot, i in enumerate(indices.tolist())], mask_slots

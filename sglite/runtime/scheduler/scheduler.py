@@ -26,7 +26,7 @@ from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Request, RequestStatus
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
 from sglite.runtime.scheduler.policy import WaitingList
-from sglite.runtime.scheduler.rows import RowTable, Step
+from sglite.runtime.scheduler.rows import TARGETS, RowTable, RowView, Step
 
 _HEADROOM_TOKENS = 16  # of growth that each running row keeps when another one is admitted
 _NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
@@ -87,6 +87,7 @@ class Scheduler:
         elif request.status is RequestStatus.RUNNING and request.row >= 0:
             self.running.remove(request)
             self._rows_old = True
+            self._table.leave(request)
             self._give_pages_up(request, keep=keep)
         if request.prefix is not None and keep and over and request.status is RequestStatus.RUNNING:
             self._keep_for_program(request, request.prefix)
@@ -146,6 +147,13 @@ class Scheduler:
         self.waiting.add(request)
         self._metrics.retractions += 1
 
+    def discard_computed(self, request: Request, start: int) -> None:
+        """The KV that a step computed for this request from `start` on is wrong, wherever the request is by now: its
+        tokens may have gone to the cache already."""
+        if request.status is RequestStatus.RUNNING and request.row >= 0:
+            self._table.settle(request)
+        self._cache.discard(request.namespace, request.tokens, start)
+
     def recompute_tainted(self) -> list[Request]:
         """Rows that share KV which turned out wrong start over; what they have under way must be dropped."""
         tainted = [r for r in self.running if r.prefix is not None and r.prefix.tainted]
@@ -156,31 +164,29 @@ class Scheduler:
     # -- the step
 
     def schedule(self, now: float) -> Step | None:
-        rows = self._running_rows()
+        view = RowView(self._table, self._running_rows())
+        new, updates = view.rows, _NO_UPDATES  # both empty where nothing runs
         budget = self._max_step_tokens
-        new = self._table.wanted(rows)
-        if len(rows):
-            self._stop_before_sample(rows, new)
-            new = _within(new, budget)
-            retracted = False
-            while (updates := self._find_pages(rows, new, now)) is None:
+        retracted = False
+        if self.running:
+            new = self._wanted(view)
+            while (found := self._find_pages(view, new, now)) is None:
                 retracted = True
                 if not self._make_room(now):
                     return None
-                rows = self._running_rows()
-                new = _within(self._capped(rows), budget)
+                view = RowView(self._table, self._running_rows())
+                new = self._wanted(view)
+            updates = found
             budget -= int(new.sum())
-            self._show_prompts(rows, new)
-        else:
-            updates, retracted = _NO_UPDATES, False
+            self._show_prompts(view, new)
         loads: list[RowLoad] = []
         if len(self.waiting) and not retracted:
             num_before = len(self.running)
-            new_admitted = self._admit(budget, now, loads)
+            new_admitted = self._admit(view, budget, now, loads)
             if len(self.running) > num_before:
                 updates = _joined(updates, [self._all_pages(r) for r in self.running[num_before:]])
                 new = np.concatenate([new, np.array(new_admitted, np.int32)])
-                rows = self._running_rows()
+        rows = self._running_rows()
         active = new > 0
         if not len(rows) or not active.any():
             return None
@@ -201,15 +207,13 @@ class Scheduler:
             self._rows_old = False
         return self._rows
 
-    def _capped(self, rows: IntArray) -> IntArray:
-        new = self._table.wanted(rows)
-        self._stop_before_sample(rows, new)
-        return new
-
-    def _stop_before_sample(self, rows: IntArray, new: IntArray) -> None:
-        """A row with targets does not sample in the same step: its last token waits for the next one."""
-        for i in np.flatnonzero(self._table.has_targets[rows]).tolist():
-            new[i] = self._before_sample(self.running[i], int(self._table.computed[rows[i]]), int(new[i]))
+    def _wanted(self, view: RowView) -> IntArray:
+        """New tokens of each running row within the budget. A row with targets does not sample in the same step:
+        its last token waits for the next one."""
+        new = view.wanted()
+        for i in view.with_flag(TARGETS):
+            new[i] = self._before_sample(self.running[i], int(view.computed[i]), int(new[i]))
+        return _within(new, self._max_step_tokens)
 
     @staticmethod
     def _before_sample(request: Request, computed: int, new: int) -> int:
@@ -221,9 +225,9 @@ class Scheduler:
 
     # -- pages
 
-    def _find_pages(self, rows: IntArray, new: IntArray, now: float) -> PageUpdates | None:
+    def _find_pages(self, view: RowView, new: IntArray, now: float) -> PageUpdates | None:
         """Pages for the new tokens of running rows; None (and nothing changed) when there are not enough."""
-        missing = self._table.missing_pages(rows, new)
+        missing = self._table.missing_pages(view, new)
         total = int(missing.sum())
         if total == 0:
             return _NO_UPDATES
@@ -231,7 +235,9 @@ class Scheduler:
         if pages is None:
             return None
         short = missing > 0
-        return self._table.add_pages(rows[short], missing[short], pages)
+        if short.all():
+            return self._table.add_pages(view.rows, missing, pages)
+        return self._table.add_pages(view.rows[short], missing[short], pages)
 
     def _make_room(self, now: float) -> bool:
         """Someone gives pages up. False when nobody is left to run."""
@@ -279,10 +285,11 @@ class Scheduler:
         columns = np.arange(n, dtype=np.int32)
         return PageUpdates(np.full(n, request.row, np.int32), columns, self._table.pages[request.row, :n].copy())
 
-    def _show_prompts(self, rows: IntArray, new: IntArray) -> None:
+    def _show_prompts(self, view: RowView, new: IntArray) -> None:
         """Rows within their prompt: what they compute in this step can be matched from now on."""
-        for i in np.flatnonzero((self._table.computed[rows] < self._table.prompt[rows]) & (new > 0)).tolist():
-            self._show_prompt(self.running[i], int(new[i]))
+        for i in view.within_prompt():
+            if new[i]:
+                self._show_prompt(self.running[i], int(new[i]))
 
     def _show_prompt(self, request: Request, new: int) -> None:
         prefix = request.prefix
@@ -297,13 +304,11 @@ class Scheduler:
 
     # -- admission
 
-    def _admit(self, budget: int, now: float, loads: list[RowLoad]) -> list[int]:
+    def _admit(self, view: RowView, budget: int, now: float, loads: list[RowLoad]) -> list[int]:
         """Move waiting requests to rows; returns the new tokens of each."""
         admitted: list[Request] = []
         new: list[int] = []
-        rows = self._running_rows()
-        within_prompt = np.flatnonzero(self._table.computed[rows] < self._table.prompt[rows]).tolist()
-        prefilling = [self.running[i] for i in within_prompt] if self._cache.enabled else []
+        prefilling = [self.running[i] for i in view.within_prompt()] if self._cache.enabled else []
         for request in self.waiting.ordered(now):
             if budget <= 0 or not (request.row >= 0 or self._table.num_free or self._free_held_row()):
                 break
@@ -367,7 +372,7 @@ class Scheduler:
             if self._cache.available - needed < min(growth, self._cache.num_pages // 4):
                 return False
         pages = self._cache.allocate(needed, now)
-        while pages is None and not self.running and self._release_held():
+        while pages is None and not self.running and (self._release_held() or self._release_reserved(request)):
             pages = self._cache.allocate(needed, now)
         if pages is None:
             return False
@@ -386,6 +391,18 @@ class Scheduler:
         self.running.append(request)
         self._rows_old = True
         return True
+
+    def _release_reserved(self, head: Request) -> bool:
+        """Another waiting request gives up the held row that it was to continue; it is admitted like any other."""
+        for request in self.waiting.ordered(self._clock()):
+            if request is not head and request.prefix is not None:
+                self._cache.release(request.prefix)
+                request.prefix = None
+                if request.row >= 0:
+                    self._table.give(request.row)
+                    request.row = -1
+                return True
+        return False
 
     def _start_over(self, request: Request, prefix: Prefix) -> None:
         if request.prefix is not None:

@@ -169,7 +169,7 @@ def test_tainted_kv_is_matched_by_nobody_and_its_pages_come_back() -> None:
     assert pages is not None
     cache.extend(writer, tokens[:12], pages[:12])
     reader = cache.acquire(A, tokens[:6])
-    cache.taint(writer, 8)
+    cache.discard(A, tokens, 8)
     assert writer.tainted
     assert not reader.tainted
     assert cache.match_length(A, tokens) == 8
