@@ -1,8 +1,36 @@
-"""Which tokens of a forced text are certain, whatever follows it."""
+"""Which tokens of a forced text are certain, whatever follows it, and however it is walked."""
 
 from __future__ import annotations
 
-from sglite.grammar.vocab import Vocab
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglite.grammar.vocab import Vocab
+
+_MEMO_SIZE = 4096  # forced texts remembered
+
+
+class ForcedTexts:
+    """Where splitting a text at once and splitting what is left at each token are the same. Remembers; thread-safe."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._length = lru_cache(_MEMO_SIZE)(self._agreed_length)
+
+    def agreed(self, text: bytes, token_ids: Sequence[int]) -> list[int]:
+        """The leading ones of `token_ids`, the canonical tokens at the start of `text`, that a walk gives too."""
+        return list(token_ids[: self._length(text, tuple(token_ids))])
+
+    def _agreed_length(self, text: bytes, token_ids: tuple[int, ...]) -> int:
+        offset = 0
+        for i, token_id in enumerate(token_ids):
+            rest = text[offset:].decode(errors="replace")
+            if self._vocab.encode(rest)[: len(token_ids) - i] != list(token_ids[i:]):
+                return i
+            offset += len(self._vocab.tokens[token_id])
+        return len(token_ids)
 
 
 def certain_tokens(text: str, vocab: Vocab) -> list[int]:

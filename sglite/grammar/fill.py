@@ -6,7 +6,7 @@ let each engine fill its group in parallel, then let the layers narrow their row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import llguidance
@@ -39,31 +39,38 @@ class BatchFiller:
 
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
         assert bitmask.flags.c_contiguous and bitmask.dtype == np.int32 and bitmask.ndim == 2
-        failures: dict[int, Exception] = {}
-        layers = [_peel(matcher) for matcher in matchers]
-        native: list[tuple[llguidance.LLMatcher, int]] = []
-        for i, row in enumerate(rows):
-            base = layers[i][-1]
-            if isinstance(base, LLGuidanceMatcher):
-                native.append((base.native, row))
+        plain: list[tuple[int, LLGuidanceMatcher, int]] = []  # nearly all: nothing around the native matcher
+        layered: list[tuple[int, list[Matcher], int]] = []
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            if type(matcher) is LLGuidanceMatcher:
+                plain.append((i, matcher, row))
+            else:
+                layered.append((i, _peel(matcher), row))
+        native = [(matcher.native, row) for _, matcher, row in plain]
+        native += [(chain[-1].native, row) for _, chain, row in layered if type(chain[-1]) is LLGuidanceMatcher]
         if native:
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
-        for i, row in enumerate(rows):
-            try:
-                _finish(layers[i], bitmask[row])
-            except GrammarViolation as error:
-                failures[i] = error
+        failures: dict[int, Exception] = {}
+        for i, matcher, row in plain:
+            if matcher.needs_finish:
+                _guard(failures, i, matcher.finish_fill, bitmask[row])
+        for i, chain, row in layered:
+            _guard(failures, i, lambda row, chain=chain: _finish(chain, row), bitmask[row])
         return failures
+
+
+def _guard(failures: dict[int, Exception], i: int, finish: Callable[[Bitmask], None], row: Bitmask) -> None:
+    try:
+        finish(row)
+    except GrammarViolation as error:
+        failures[i] = error
 
 
 def _peel(matcher: Matcher) -> list[Matcher]:
     """The matcher, what is below it, and so on down to the one that fills itself."""
     chain = [matcher]
-    while isinstance(matcher, Layer):
-        below = matcher.below
-        if below is None:
-            break
+    while (below := getattr(matcher, "below", None)) is not None:
         chain.append(below)
         matcher = below
     return chain

@@ -11,6 +11,7 @@ import numpy as np
 
 from sglite.errors import InvalidRequest
 from sglite.grammar import bitmask
+from sglite.grammar.canonical import ForcedTexts
 from sglite.grammar.matcher import Bitmask
 from sglite.text.types import TextTokenizer
 
@@ -61,6 +62,10 @@ class Vocab:
             stop_ids=(256,),
             encode=lambda text: list(text.encode()),
         )
+
+    @cached_property
+    def forced_texts(self) -> ForcedTexts:
+        return ForcedTexts(self)
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import llguidance
 
@@ -81,6 +82,11 @@ class LLGuidanceMatcher:
         self.native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self.finish_fill(row)
 
+    @property
+    def needs_finish(self) -> bool:
+        """Native's own fill is not the last word here. Asked after it."""
+        return self._num_stops > 0 or self.native.is_stopped()  # in error also means stopped
+
     def finish_fill(self, row: Bitmask) -> None:
         """What follows native's own fill of `row`, wherever that ran."""
         if self.native.is_error():
@@ -89,21 +95,13 @@ class LLGuidanceMatcher:
             row[:] = self._vocab.stop_mask
 
     def forced(self) -> list[int]:
-        """What a step-by-step walk over one-token masks would give: each token is the first forced one at its
-        own position, since a later position may split the rest differently."""
-        if self._num_stops or self.native.is_stopped():
+        """llguidance splits the whole forced text at once; a step-by-step walk would split what is left at each
+        token. `ForcedTexts` keeps the tokens on which both agree."""
+        native = self.native
+        if self._num_stops or not (text := native.compute_ff_bytes()):
             return []
-        tokens = self.native.compute_ff_tokens()
-        sure = tokens[:1]
-        ahead = tokens[1:]
-        walked = 0
-        while ahead and len(sure) < MAX_FORCED and self.native.try_consume_tokens(sure[-1:]) == 1:
-            walked += 1
-            ahead = self.native.compute_ff_tokens()
-            sure += ahead[:1]
-        if walked:
-            self.native.rollback(walked)
-        return sure
+        tokens = native.compute_ff_tokens()[:MAX_FORCED]
+        return self._vocab.forced_texts.agreed(text, tokens) if len(tokens) > 1 else tokens
 
     @property
     def can_stop(self) -> bool:
@@ -158,6 +156,9 @@ class LLGuidanceEngine:
         )
 
 
+_ENCODE_CACHE = 4096  # texts
+
+
 class _TokenTable:
     """What llguidance reads a vocabulary from."""
 
@@ -166,9 +167,10 @@ class _TokenTable:
         self.special_token_ids = [i for i, name in enumerate(vocab.names) if name]
         self.eos_token_id = vocab.stop_ids[0]
         self.bos_token_id = None
-        self._encode = vocab.encode
+        self._encode = lru_cache(_ENCODE_CACHE)(vocab.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Called back at forced places, with the same few texts (keys, punctuation) again and again."""
         return self._encode(text if isinstance(text, str) else text.decode())
 
 
