@@ -88,6 +88,7 @@ class ScriptedExecutor:
             self._sampling[load.row] = load.sampling
         updates = batch.page_updates
         self._table[updates.rows, updates.columns] = updates.pages
+        fails = any(batch.step in steps for steps in self.fail_on.values())  # then its KV is wrong
         at = 0
         for i, row in enumerate(batch.rows.tolist()):
             start, new = int(batch.starts[i]), int(batch.num_new[i])
@@ -98,7 +99,7 @@ class ScriptedExecutor:
             positions = np.arange(start, start + new)
             slots = self._table[row, positions // self.page_size] * self.page_size + positions % self.page_size
             assert (slots >= 0).all(), "a row writes to a page that it was not given"
-            self._kv[slots, 0], self._kv[slots, 1] = tokens, positions
+            self._kv[slots, 0], self._kv[slots, 1] = tokens, -1 if fails else positions
         self._logits = []
         for i, row in enumerate(batch.rows.tolist()):  # after all rows have written: they may read each other's
             end = int(batch.starts[i] + batch.num_new[i])
