@@ -75,6 +75,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidRequest(f"{name} must be at least {least}, not {value}", param=name)
+        for name, limit in (("max_tokens", 2**31), ("min_tokens", 2**31), ("seed", 2**64)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < limit:
+                raise InvalidRequest(f"{name} must lie between 0 and {limit - 1}", param=name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")
         for name in ("logprobs", "prompt_logprobs"):

@@ -39,6 +39,10 @@ class Admission:
         self._changed = asyncio.Event()
 
     @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
     def running(self) -> int:
         return sum(self._running.values())
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.errors import Forbidden, Unauthorized
 
-PUBLIC_PATHS = frozenset({"/health", "/health/ready"})
+PUBLIC_PATHS = frozenset({"/health", "/health_generate", "/health/ready"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class Tenant:
     name: str  # for logs and fair share; tells nothing of the key
     namespace: str  # of the prefix cache
     admin: bool
+
+    def owned(self, request_id: str) -> str:
+        """A client's id as the engine's: no tenant can clash with, or abort, another one's."""
+        return f"{self.name}:{request_id}"
 
 
 class Keys:

@@ -10,6 +10,8 @@ from sglite.errors import InvalidRequest
 
 T = TypeVar("T")
 
+TOOL_STRICTNESS = ("always", "declared", "never")
+
 
 def option(default: T, text: str) -> T:
     """A field with a sentence for the help and the docs."""
@@ -58,6 +60,7 @@ class ServerConfig:
     tool_format: str = option("auto", "How tool calls are written: auto, hermes, llama3 or generic.")
     reasoning: bool = option(True, "Split a reasoning model's thinking from its answer.")
     log_requests: bool = option(True, "One JSON line a request on stderr.")
+    engine: str = option("auto", "Where the engine runs: thread, process, or auto (process on a GPU).")
     engine_restart: bool = option(True, "Start the engine process again when it died.")
     limits: Limits = field(default_factory=Limits)
 
@@ -69,6 +72,9 @@ class ServerConfig:
                 "in front checks who calls",
                 param="host",
             )
+        for name, known in (("tool_strictness", TOOL_STRICTNESS), ("engine", ("auto", "thread", "process"))):
+            if getattr(self, name) not in known:
+                raise InvalidRequest(f"{name} must be one of {', '.join(known)}", param=name)
         if any(not key.isascii() or len(key) < 8 for key in (*self.api_keys, *filter(None, [self.admin_key]))):
             raise InvalidRequest("keys must be ASCII and at least 8 characters long", param="api_key")
 

@@ -100,6 +100,10 @@ def json_schema_answer(
     return grammar_spec.json_schema(schema, on_unsupported=mode, whitespace=whitespace)
 
 
+def json_object(body: ConstraintFields) -> GrammarSpec:
+    return grammar_spec.json_object(whitespace=body.whitespace)
+
+
 def tools(functions: Iterable[FunctionSpec], limits: Limits) -> tuple[Tool, ...]:
     found = tuple(
         Tool(f.name, f.parameters or {"type": "object", "properties": {}}, f.description or "", f.strict)
@@ -141,7 +145,7 @@ def _format(given: ResponseFormat | None, body: ConstraintFields, limits: Limits
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return grammar_spec.json_object(whitespace=body.whitespace)
+        return json_object(body)
     if given.type == "structural_tag":
         tag = {"type": "structural_tag", "format": given.format}
         check_size("structural_tag", tag, limits)

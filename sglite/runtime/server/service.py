@@ -51,11 +51,10 @@ class Call:
         self._children = 0
 
     def request_id(self) -> str:
-        """The tenant's id for the first engine request of this call, derived ones for the others. The tenant is part of
-        it, so that no tenant can clash with, or abort, another one's."""
+        """The call's own id for its first engine request, derived ones for the others."""
         self._children += 1
         suffix = "" if self._children == 1 else f":{self._children}"
-        return f"{self.tenant.name}:{self.record.request_id}{suffix}"
+        return self.tenant.owned(self.record.request_id + suffix)
 
 
 class Service:
@@ -91,12 +90,19 @@ class Service:
         longest = self.config.request_timeout_s
         return Call(tenant, record, timeout_s=longest if timeout_s is None else min(timeout_s, longest))
 
-    async def outputs(self, request: GenerateRequest, call: Call) -> AsyncGenerator[RequestOutput, None]:
+    async def outputs(
+        self, request: GenerateRequest, call: Call, *, rid: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Carry one request out: wait for a place, run, observe. Raises the error that refused or ended it; closing the
-        generator aborts it."""
-        request = self._checked(msgspec.structs.replace(
-            request, request_id=call.request_id(), namespace=call.tenant.namespace, deadline=call.deadline
-        ))  # fmt: skip
+        generator aborts it. `rid`: the client's own id for it, under which it can be aborted."""
+        request = self._checked(
+            msgspec.structs.replace(
+                request,
+                request_id=call.request_id() if rid is None else call.tenant.owned(rid),
+                namespace=call.tenant.namespace,
+                deadline=call.deadline,
+            )
+        )
         place = self.admission.place(call.tenant.name, tokens=len(request.prompt), deadline=call.deadline)
         try:
             async with place as waited:

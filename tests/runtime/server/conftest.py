@@ -1,15 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
-from tests.fakes.core import Script, echo, scripted_engine
+from tests.fakes.core import Script, ScriptedCore, echo, scripted_engine
 
 MakeClient = Callable[..., httpx.AsyncClient]
 
@@ -35,3 +39,40 @@ async def serve() -> AsyncIterator[MakeClient]:
         await client.aclose()
     for engine in engines:
         engine.close()
+
+
+class Live:
+    """A server on a real socket, on a thread."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.app = create_app(engine, config)
+        self.core: ScriptedCore = getattr(engine, "core", None)  # type: ignore[assignment]
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        options = uvicorn.Config(self.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(options)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., Live]]:
+    """live(script=..., **config): the same on a socket, for clients that bring their own HTTP."""
+    servers: list[Live] = []
+
+    def start(script: Script = echo, *, step_s: float = 0.0, **config: Any) -> Live:
+        servers.append(Live(scripted_engine(script, step_s=step_s), ServerConfig(**config)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+        server.engine.close()

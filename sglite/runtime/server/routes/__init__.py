@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from sglite.runtime.server.routes import chat
+from sglite.runtime.server.routes import chat, completions, generate, messages, responses, system, tokens
 
-ROUTERS = (chat.router,)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    responses.router,
+    messages.router,
+    generate.router,
+    tokens.router,
+    system.router,
+)

@@ -1,0 +1,87 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sglite.runtime.server.schemas.common import ConstraintFields, Count, Loose, Number, Seed
+
+
+class InputItem(Loose):
+    """A message, a past function call, or a function's result."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+    summary: list[dict[str, Any]] | None = None
+
+
+class TextFormat(Loose):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Loose):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseTool(Loose):
+    type: str
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(Loose):
+    type: str
+    name: str | None = None
+
+
+class ReasoningOptions(Loose):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(ConstraintFields):
+    model: str | None = None
+    input: str | list[InputItem]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_output_tokens: Count | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: int | None = None
+    text: TextOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    seed: Seed | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+
+    previous_response_id: str | None = None  # refused: nothing is stored
+    conversation: Any = None
+    background: bool | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    max_tool_calls: int | None = None
