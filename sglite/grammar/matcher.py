@@ -11,7 +11,7 @@ the text so far is complete; once nothing else may follow, they are all that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,4 +80,14 @@ class BatchFiller(Protocol):
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
         """Write matchers[i]'s mask into bitmask[rows[i]]  # bitmask: int32[num_rows, words].
         Returns the failures by i; the other rows are valid whatever happens to these."""
+        ...
+
+
+@runtime_checkable
+class BatchAdvancer(Protocol):
+    """What a batch filler may offer besides: accept one token for each of many matchers in native threads."""
+
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+        """matchers[i].accept((token_ids[i],)) == 1 for each i, in any order. A matcher that refuses need not be
+        usable afterwards: its request ends."""
         ...

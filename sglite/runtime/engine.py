@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from sglite.errors import GrammarViolation, InvalidRequest, Overloaded, SgliteError
-from sglite.grammar.matcher import CompiledGrammar
+from sglite.grammar.matcher import BatchAdvancer, CompiledGrammar
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
 from sglite.runtime.batch import Executor, PendingStep
 from sglite.runtime.cache.manager import CacheManager
@@ -91,6 +91,7 @@ class EngineCore:
             hold_s=config.hold_s,
             clock=clock,
         )
+        filler = None if grammars is None else grammars.filler
         self._outputs = OutputProcessor(
             scheduler=self._scheduler,
             table=self._table,
@@ -99,6 +100,7 @@ class EngineCore:
             metrics=self.metrics,
             clock=clock,
             vocab_size=executor.vocab_size,
+            advancer=filler if isinstance(filler, BatchAdvancer) else None,
         )
         self._intake = Intake(
             tokenizer,

@@ -151,11 +151,23 @@ class LoopFiller:
         return failures
 
 
+class BatchLoopFiller(LoopFiller):
+    """Accepts many tokens at a time too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.advances = 0
+
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+        self.advances += 1
+        return [m.accept((t,)) == 1 for m, t in zip(matchers, token_ids, strict=True)]
+
+
 class FakeGrammars:
     """Compiles "choice" specs. `hold` keeps the next compiles until `release`; `error` makes them fail."""
 
-    def __init__(self) -> None:
-        self.filler = LoopFiller()
+    def __init__(self, filler: LoopFiller | None = None) -> None:
+        self.filler = filler or LoopFiller()
         self.hold = False
         self.error: Exception | None = None
         self.complaint: str | None = None

@@ -16,7 +16,7 @@ from sglite.protocol import (
 from sglite.runtime.config import EngineConfig, SamplingDefaults
 from sglite.runtime.engine import EngineCore
 from tests.fakes.executor import ScriptedExecutor, scripted_greedy
-from tests.fakes.matcher import FakeGrammars
+from tests.fakes.matcher import FakeGrammars, LoopFiller
 from tests.fakes.tokenizer import ByteTokenizer
 
 VOCAB = ByteTokenizer.vocab_size
@@ -34,12 +34,13 @@ class Harness:
         max_model_len: int = 512,
         clock: Callable[[], float] | None = None,
         tokenizer: ByteTokenizer | None = None,
+        filler: LoopFiller | None = None,
         **options: Any,
     ) -> None:
         self.executor = ScriptedExecutor(
             num_pages=num_pages, page_size=page_size, max_rows=max_rows, max_len=max_model_len
         )
-        self.grammars = FakeGrammars()
+        self.grammars = FakeGrammars(filler)
         config = EngineConfig(**({"overlap": False, "page_size": page_size, "gang_wait_s": 0.0} | options))
         more = {} if clock is None else {"clock": clock}
         self.core = EngineCore(

@@ -5,7 +5,7 @@ import pytest
 from sglite.errors import GrammarTimeout, InvalidGrammar
 from sglite.protocol import FinishReason
 from tests.fakes.executor import scripted_greedy
-from tests.fakes.matcher import TextsMatcher, choice
+from tests.fakes.matcher import BatchLoopFiller, TextsMatcher, choice
 from tests.fakes.tokenizer import EOS, EOT
 from tests.runtime.harness import VOCAB, Harness, greedy
 
@@ -68,6 +68,23 @@ def test_rows_with_and_without_a_grammar_do_not_disturb_each_other(overlap: bool
     harness.run()
     for i, request_id in enumerate(free):
         assert list(harness.output(request_id).token_ids) == greedy(f"free {i}", 25)
+    for i, request_id in enumerate(bound):
+        assert harness.output(request_id).text == Harness().generate(f"bound {i}", grammar=KEYS).text
+
+
+@BOTH_LOOPS
+def test_matchers_that_advance_together_give_the_same(overlap: bool) -> None:
+    filler = BatchLoopFiller()
+    harness = Harness(overlap=overlap, filler=filler)
+    harness.grammars.make = Refusing
+    bad = harness.add("bad", grammar=KEYS, jump_forward=False)
+    harness.grammars.make = TextsMatcher
+    own_stop = harness.add("bound", grammar=choice("a!", "a?c"), stop_token_ids=(33,), logit_bias={33: 100.0})
+    bound = [harness.add(f"bound {i}", grammar=KEYS, jump_forward=i % 2 == 0) for i in range(6)]
+    harness.run()
+    assert filler.advances > 0
+    assert harness.output(bad).error.type == "GrammarViolation"
+    assert harness.output(own_stop).text == "a?c"
     for i, request_id in enumerate(bound):
         assert harness.output(request_id).text == Harness().generate(f"bound {i}", grammar=KEYS).text
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglite.protocol import FinishReason, ProgramRef, ScoreRequest
-from tests.fakes.matcher import choice
+from tests.fakes.matcher import BatchLoopFiller, choice
 from tests.runtime.harness import Harness
 
 CHOICES = choice("alpha", "alpine lake", "beta", '{"name": "x", "id": 1}', '{"name": "y", "id": 22}')
@@ -56,7 +56,13 @@ def _alone(prompt: bytes, fields: dict[str, Any], index: int) -> Any:
 def test_every_answer_equals_the_uncontended_one(overlap: bool, page_size: int, num_pages: int, seed: int) -> None:
     rng = random.Random(seed)
     harness = Harness(
-        overlap=overlap, page_size=page_size, num_pages=num_pages, max_rows=8, max_step_tokens=48, max_model_len=160
+        filler=BatchLoopFiller() if overlap else None,
+        overlap=overlap,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_rows=8,
+        max_step_tokens=48,
+        max_model_len=160,
     )
     asked: dict[str, tuple[bytes, dict[str, Any]]] = {}
     aborted: set[str] = set()

@@ -86,9 +86,10 @@ class DelayedMatcher:
             forbid(row, self._stop_ids)
 
     def forced(self) -> list[int]:
+        inner = [] if self._inner is None else self._inner.forced()
         if self._begun:
-            return [] if self._inner is None else self._inner.forced()
-        return [] if self._due is None else list(self._marker[self._progress() :])
+            return inner
+        return [] if self._due is None else [*self._marker[self._progress() :], *inner]
 
     @property
     def can_stop(self) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, SgliteError
+from sglite.grammar.matcher import BatchAdvancer, Matcher
 from sglite.protocol import (
     ErrorInfo,
     GenerateRequest,
@@ -55,8 +56,10 @@ class OutputProcessor:
         metrics: Metrics,
         clock: Callable[[], float],
         vocab_size: int,
+        advancer: BatchAdvancer | None,
     ) -> None:
-        """`vocab_size`: ids that a sampler can draw."""
+        """`vocab_size`: ids that a sampler can draw. `advancer`: accepts the tokens of many matchers at once."""
+        self._advancer = advancer
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[list(tokenizer.stop_token_ids)] = True
         self._scheduler = scheduler
@@ -85,8 +88,10 @@ class OutputProcessor:
     # -- the result of a step
 
     def apply(self, step: Step, result: StepResult) -> None:
-        for i in self._take_plain(step, result):
-            self._take_drawn(step, result, i)
+        others = self._take_plain(step, result)
+        accepted = self._accept_together(step, result, others)
+        for i in others:
+            self._take_drawn(step, result, i, accepted.get(i))
         for i in step.targets:
             request = step.requests[i]
             if not request.finished and request not in step.dropped:
@@ -117,8 +122,34 @@ class OutputProcessor:
                 self._stream(step.requests[i], int(tokens[i]))
         return np.flatnonzero(others).tolist() if others.any() else []
 
-    def _take_drawn(self, step: Step, result: StepResult, i: int) -> None:
-        """What row i of the batch drew, whatever has become of its request."""
+    def _accept_together(self, step: Step, result: StepResult, indices: list[int]) -> dict[int, bool]:
+        """Advance the matchers of all rows that drew one token, in native threads where the grammar side can. What
+        each of them said, by batch index."""
+        if self._advancer is None or len(indices) < 2:
+            return {}
+        chosen: list[int] = []
+        matchers: list[Matcher] = []
+        token_ids: list[int] = []
+        for i in indices:
+            request = step.requests[i]
+            matcher, completion = request.matcher, request.completion
+            if matcher is None or completion is None or request.finished or request.num_ahead:
+                continue
+            token_id = int(result.tokens[i, 0])
+            if (
+                result.num_accepted[i] == 1
+                and token_id not in completion.extra_stop_ids
+                and i not in result.errors
+                and request not in step.dropped
+            ):
+                chosen.append(i)
+                matchers.append(matcher)
+                token_ids.append(token_id)
+        return dict(zip(chosen, self._advancer.advance(matchers, token_ids), strict=True)) if chosen else {}
+
+    def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
+        """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the
+        token already."""
         request, batch = step.requests[i], step.batch
         if request.finished or request in step.dropped:
             self._metrics.stale_tokens += 1
@@ -141,7 +172,7 @@ class OutputProcessor:
             if drafts:
                 self._count_drafts(request, drafts, count - 1)
                 self._table.computed[request.row] -= drafts - (count - 1)
-        self._take_tokens(request, drawn)
+        self._take_tokens(request, drawn, accepted=accepted)
 
     def start(self, request: Request) -> None:
         """The matcher of a request is ready: what it forces from the start joins the prompt's computation."""
@@ -166,7 +197,7 @@ class OutputProcessor:
             )
         )
 
-    def _take_tokens(self, request: Request, token_ids: list[int]) -> None:
+    def _take_tokens(self, request: Request, token_ids: list[int], *, accepted: bool | None = None) -> None:
         """Append sampled tokens and what the grammar forces after them; send them or end the request."""
         completion = request.completion
         assert completion is not None
@@ -174,7 +205,7 @@ class OutputProcessor:
         forced_before = completion.forced_tokens
         try:
             for token_id in token_ids:
-                status = self._append(request, token_id)
+                status = self._append(request, token_id, accepted=accepted)
                 if status is not None:
                     break
             if status is None and request.matcher is not None:
@@ -202,22 +233,31 @@ class OutputProcessor:
             request.num_ahead += 1
         self._table.sync(request)
 
-    def _append(self, request: Request, token_id: int) -> RequestStatus | None:
+    def _append(self, request: Request, token_id: int, *, accepted: bool | None) -> RequestStatus | None:
         """One sampled token; the status that it ends the request with."""
         completion = request.completion
         assert completion is not None
         request.append(token_id)
         self._metrics.completion_tokens += 1
         matcher = request.matcher
-        if token_id in completion.stop_ids and (matcher is not None or request.num_output > completion.min_tokens):
-            if matcher is None or self._stops_grammar(request, token_id):
-                completion.matched_stop = token_id
-                completion.stop_id_hidden = not completion.include_stop
-                return RequestStatus.STOPPED
-        elif matcher is not None and matcher.accept((token_id,)) != 1:
-            raise GrammarViolation(
-                f"the sampled token {token_id} does not continue the output under its grammar; this is an engine error"
-            )
+        stops = token_id in completion.stop_ids
+        if matcher is None:
+            stops = stops and request.num_output > completion.min_tokens
+        elif stops and token_id in completion.extra_stop_ids and matcher.can_stop:
+            pass  # the request's own stop id is no part of the grammar's text
+        else:
+            if accepted is None:
+                accepted = matcher.accept((token_id,)) == 1
+            if not accepted:
+                raise GrammarViolation(
+                    f"the sampled token {token_id} does not continue the output under its grammar; this is an engine"
+                    " error"
+                )
+            stops = stops and token_id not in completion.extra_stop_ids
+        if stops:
+            completion.matched_stop = token_id
+            completion.stop_id_hidden = not completion.include_stop
+            return RequestStatus.STOPPED
         if completion.stops is not None:
             match = completion.read([token_id], request.num_output)
             if match is not None:
@@ -227,46 +267,28 @@ class OutputProcessor:
             return RequestStatus.GRAMMAR_END
         return RequestStatus.LENGTH if request.num_tokens >= request.limit else None
 
-    @staticmethod
-    def _stops_grammar(request: Request, token_id: int) -> bool:
-        """A stop id under a grammar: the end where the text is complete, else a request's own id may be text."""
-        completion, matcher = request.completion, request.matcher
-        assert completion is not None
-        assert matcher is not None
-        if token_id in completion.extra_stop_ids:
-            if matcher.can_stop:
-                return True
-            if matcher.accept((token_id,)) == 1:
-                return False
-        elif matcher.accept((token_id,)) == 1:
-            return True
-        raise GrammarViolation(
-            f"the stop token {token_id} came before the output was complete; this is an engine error"
-        )
-
     def _append_forced(self, request: Request) -> RequestStatus | None:
         completion, matcher = request.completion, request.matcher
         assert completion is not None
         assert matcher is not None
-        while run := matcher.forced():
-            run = run[: request.limit - request.num_tokens]
-            if matcher.accept(run) != len(run):
-                raise GrammarViolation("a forced text was refused by its own grammar; this is an engine error")
-            completion.forced_tokens += len(run)
-            self._metrics.forced_tokens += len(run)
-            self._metrics.completion_tokens += len(run)
-            for token_id in run:
-                request.append(token_id)
-                if completion.stops is not None:
-                    match = completion.read([token_id], request.num_output)
-                    if match is not None:
-                        completion.matched_stop = match.spec
-                        return RequestStatus.STOPPED
-            if matcher.finished:
-                return RequestStatus.GRAMMAR_END
-            if request.num_tokens >= request.limit:
-                return RequestStatus.LENGTH
-        return None
+        run = matcher.forced()[: request.limit - request.num_tokens]
+        if not run:
+            return None
+        if matcher.accept(run) != len(run):
+            raise GrammarViolation("a forced text was refused by its own grammar; this is an engine error")
+        completion.forced_tokens += len(run)
+        self._metrics.forced_tokens += len(run)
+        self._metrics.completion_tokens += len(run)
+        for token_id in run:
+            request.append(token_id)
+            if completion.stops is not None:
+                match = completion.read([token_id], request.num_output)
+                if match is not None:
+                    completion.matched_stop = match.spec
+                    return RequestStatus.STOPPED
+        if matcher.finished:
+            return RequestStatus.GRAMMAR_END
+        return RequestStatus.LENGTH if request.num_tokens >= request.limit else None
 
     def _check_forced(self, request: Request, output_index: int, token_id: int) -> None:
         expected = int(request.ids[request.num_prompt + int(output_index)])
