@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sglite.errors import InvalidRequest
+from sglite.lang.client import ChatClient, Client
 from sglite.text.types import TextTokenizer
 
 _MAX_CACHED = 4096
@@ -89,7 +90,21 @@ def _mark(index: int) -> str:
     return f"sglite{index}content"
 
 
-def roles_of(tokenizer: TextTokenizer | None) -> Roles:
-    if tokenizer is None or not tokenizer.has_chat_template:
+class UnknownRoles:
+    """For a model whose chat template is out of reach."""
+
+    def around(self, roles: tuple[str, ...]) -> tuple[str, str]:
+        raise InvalidRequest(
+            "chat roles need the model's chat template: give RuntimeEndpoint(tokenizer=FOLDER of the model)"
+        )
+
+
+def roles_of(tokenizer: TextTokenizer) -> Roles:
+    return TemplateRoles(tokenizer) if tokenizer.has_chat_template else PlainRoles()
+
+
+def roles_without_tokenizer(client: Client) -> Roles:
+    """A chat API is given messages, so what stands between them is only for people to read."""
+    if isinstance(client, ChatClient) or not client.model_info.has_chat_template:
         return PlainRoles()
-    return TemplateRoles(tokenizer)
+    return UnknownRoles()

@@ -14,9 +14,10 @@ from sglite.lang.config import client_or_default
 from sglite.lang.datadep import refuse_in_trace
 from sglite.lang.interpreter import carry_out
 from sglite.lang.nodes import GenParams
+from sglite.lang.outside import Outside
 from sglite.lang.prefix import PrefixGate
 from sglite.lang.program import Program
-from sglite.lang.roles import PlainRoles
+from sglite.lang.roles import roles_without_tokenizer
 from sglite.lang.session import Session
 from sglite.lang.state import ProgramState
 
@@ -35,7 +36,10 @@ class Run:
         index: int | None = None,
         gate: PrefixGate | None = None,
     ) -> None:
-        segments, roles = (None, PlainRoles()) if client.tokenizer is None else program.tools(client.tokenizer)
+        if client.tokenizer is None:
+            segments, roles = None, roles_without_tokenizer(client)
+        else:
+            segments, roles = program.tools(client.tokenizer)
         self._program = program
         self._arguments = arguments
         self.session = Session(
@@ -50,12 +54,13 @@ class Run:
         )
         self._flushed = False
         self._root = Branch(self.session, carry_out)
-        self.state = ProgramState(self._root)
+        self._inside = ProgramState(self._root)  # the function's own
+        self.state = ProgramState(Outside(self._root))
 
     def here(self) -> ProgramState:
         """Run in this thread or greenlet. Raises ProgramError."""
         try:
-            self.state.ret_value = self._program.func(self.state, **self._arguments)
+            self.state.ret_value = self._program.func(self._inside, **self._arguments)
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__
@@ -76,7 +81,7 @@ class Run:
     async def here_async(self) -> ProgramState:
         """Run an async function as a part of this task. Raises ProgramError."""
         try:
-            self.state.ret_value = await drive(self._program.func(self.state, **self._arguments))
+            self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__

@@ -1,0 +1,121 @@
+"""HTTP to a remote backend: one connection pool for each event loop, and the remote's errors as errors of our tree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from sglite.errors import BackendError, Overloaded, SgliteError, UnsupportedSchema, error_types
+
+CONNECT_S = 10.0
+MAX_ERROR_CHARS = 500
+
+
+class Http:
+    """JSON over HTTP. `verify`: as httpx takes it (False: do not check certificates)."""
+
+    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float, verify: Any = True) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        self._verify = verify
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._finalizer = weakref.finalize(self, _close, self._clients)  # for those who do not call close
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._finalizer()
+
+    def get_now(self, path: str) -> Any:
+        """Without an event loop. Raises BackendError and what the remote says."""
+        try:
+            answer = httpx.get(self.base_url + path, headers=self._headers, timeout=self._timeout, verify=self._verify)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return _checked(answer, answer.content)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Raises BackendError and what the remote says."""
+        try:
+            answer = await self._client().post(path, json=body)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return _checked(answer, answer.content)
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any]:
+        """The JSON of each server-sent event. Raises as `post`; an event that holds an error is raised too."""
+        try:
+            async with self._client().stream("POST", path, json=body) as answer:
+                if answer.status_code != 200:
+                    _checked(answer, await answer.aread())
+                async for line in answer.aiter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if not line.startswith("data:") or not data:
+                        continue
+                    if data == "[DONE]":
+                        return
+                    event = json.loads(data)
+                    if isinstance(event, dict) and event.get("error") is not None:
+                        raise error_of(event["error"], status=int(event["error"].get("status", 500)))
+                    yield event
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _client(self) -> httpx.AsyncClient:
+        """A pool belongs to the event loop that opened its connections."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+            client = self._clients[loop] = httpx.AsyncClient(
+                base_url=self.base_url,
+                headers=self._headers,
+                timeout=self._timeout,
+                verify=self._verify,
+                limits=limits,
+            )
+        return client
+
+    def _unreachable(self, error: httpx.HTTPError) -> BackendError:
+        return BackendError(f"{self.base_url} does not answer: {error or type(error).__name__}")
+
+
+def _close(clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]) -> None:
+    """Each pool is closed by the loop that uses it; one whose loop is over has nothing open any more."""
+    for loop, client in list(clients.items()):
+        if loop.is_running():
+            loop.call_soon_threadsafe(lambda loop=loop, client=client: loop.create_task(client.aclose()))
+
+
+def error_of(body: Any, *, status: int, retry_after: float = 1.0) -> SgliteError:
+    """The error that a body like {"message": ..., "code": ...} stands for."""
+    found: Mapping[str, Any] = body if isinstance(body, Mapping) else {"message": str(body)}
+    message = str(found.get("message") or found)[:MAX_ERROR_CHARS]
+    if status in (429, 503):
+        return Overloaded(f"the backend is overloaded: {message}", retry_after=retry_after)
+    code = found.get("code")
+    if code == UnsupportedSchema.code and found.get("keyword"):
+        return UnsupportedSchema(message, pointer=str(found.get("pointer", "")), keyword=str(found["keyword"]))
+    for cls in error_types().values():
+        if cls.code == code and cls.status == status and cls is not UnsupportedSchema:
+            return cls(message, param=found.get("param"))
+    return BackendError(f"the backend answered {status}: {message}", param=found.get("param"))
+
+
+def _checked(answer: httpx.Response, content: bytes) -> Any:
+    try:
+        body = json.loads(content) if content else None
+    except ValueError:
+        body = content.decode(errors="replace")
+    if answer.status_code == 200:
+        return body
+    given = answer.headers.get("retry-after", "")
+    retry_after = float(given) if given.replace(".", "", 1).isdigit() else 1.0
+    error = body.get("error", body) if isinstance(body, dict) else body
+    raise error_of(error, status=answer.status_code, retry_after=retry_after)
