@@ -20,7 +20,17 @@ from sglite.grammar.schema.terms import Terms
 from sglite.grammar.schema.values import identity
 
 _BARE = Case()
-Path = tuple[Literal, bool, "Path"] | None  # the literals around, innermost first; whether a choice lies between
+# The literals around, innermost first, each with what lies between it and the next one inside: 0 no choice,
+# 1 an anyOf, 2 any other choice.
+Path = tuple[Literal, int, "Path"] | None
+
+
+class IllFounded(Exception):
+    """A node that is defined by its own negation or in another way that no value decides."""
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__(str(node_id))
+        self.node_id = node_id
 
 
 class TooManyCases(Exception):
@@ -63,10 +73,13 @@ class Expander:
         """Raises TooManyCases."""
         found = self._memo.get(literals)
         if found is None:
+            self._running.add(literals)
             try:
                 found = self._expand(literals)
             except TooManyCases as error:
                 found = error
+            finally:
+                self._running.discard(literals)
             self._memo[literals] = found
         if isinstance(found, TooManyCases):
             raise found
@@ -79,13 +92,10 @@ class Expander:
             return known
         if literals in self._running:
             return False
-        self._running.add(literals)
         try:
             verdict = not self.cases(literals)
         except TooManyCases:
             verdict = False
-        finally:
-            self._running.discard(literals)
         self._hopeless[literals] = verdict
         return verdict
 
@@ -153,15 +163,15 @@ class Expander:
             if ~literal in case.done:
                 return False
             again = _reentry(literal, path)
-            if again is not None:
-                if again:
-                    return False
-                continue
+            if again == 2:
+                raise IllFounded(max(literal, ~literal))
+            if again == 1:
+                return False
             if literal in case.done:
                 continue
             case.done |= {literal}
             for index, term in enumerate(self.terms.of(literal)):
-                _apply(state, term, (*rank, index), (literal, False, path))
+                _apply(state, term, (*rank, index), (literal, 0, path))
             if not case.types:
                 return False
         case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
@@ -183,7 +193,7 @@ class Expander:
         choice, rank, path = state.choices.pop(where)
         if any(all(isinstance(t, Holds) and t.literal in state.case.done for t in option) for option in choice.options):
             return [state]
-        inside = None if path is None else (path[0], True, path[2])
+        inside = None if path is None else (path[0], 1 if choice.keyword == "anyOf" else 2, path[2])
         branches = []
         for option in choice.options:
             branch = state.fork()
@@ -244,15 +254,15 @@ def _apply(state: _State, term: Term, rank: Rank, path: Path) -> None:
             run(state.case, rank)
 
 
-def _reentry(literal: Literal, path: Path) -> bool | None:
-    """None: the literal is not within itself. Otherwise whether a choice lies between."""
-    chosen = False
+def _reentry(literal: Literal, path: Path) -> int:
+    """The strongest choice on the way from the literal to itself; 0 also where it is not within itself."""
+    chosen = 0
     while path is not None:
-        chosen = chosen or path[1]
+        chosen = max(chosen, path[1])
         if path[0] == literal:
             return chosen
         path = path[2]
-    return None
+    return 0
 
 
 def _simplify_presence(case: Case) -> None:

@@ -34,6 +34,10 @@ class KeyOrder:
         """The first case all of whose literals the value satisfies; a value that is wrong anyway takes any."""
         evaluator = self.expander.evaluator
         for case in cases[:-1]:
-            if all(evaluator.is_valid(max(n, ~n), value) == (n >= 0) for n in case.done):
+            if _keys_fit(case, value) and all(evaluator.is_valid(max(n, ~n), value) == (n >= 0) for n in case.done):
                 return case
         return cases[-1] if cases else Case()
+
+
+def _keys_fit(case: Case, value: Json) -> bool:
+    return not isinstance(value, dict) or (case.required.keys() <= value.keys() and case.absent.isdisjoint(value))

@@ -209,12 +209,12 @@ def _look_expression(parts: tuple[Pattern, ...], *, at_text_start: bool) -> str:
     condition = _condition(look, nothing_before=at_text_start and not left)
     wanted = f"~({condition})" if look.negated else condition
     if look.ahead:
-        return f"{before} ({rest} & {wanted})"
+        return f"({before} ({rest} & {wanted}))"
     # Seen from here, only `left` lies behind; it must be all that the look can reach.
     reach = lengths(look.body)[1]
     if not at_text_start and (reach is None or sum(lengths(part)[0] for part in left) < reach):
         raise PatternError("a look-behind that reaches over another look-around")
-    return f"({before} & {wanted}) {rest}"
+    return f"(({before} & {wanted}) {rest})"
 
 
 def _condition(look: Look, *, nothing_before: bool) -> str:

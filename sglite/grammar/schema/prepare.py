@@ -10,7 +10,7 @@ from sglite.grammar.schema.coverage import report
 from sglite.grammar.schema.document import Document
 from sglite.grammar.schema.emit import Emitter
 from sglite.grammar.schema.evaluate import Evaluator
-from sglite.grammar.schema.expand import Expander, TooManyCases
+from sglite.grammar.schema.expand import Expander, IllFounded, TooManyCases
 from sglite.grammar.schema.grammar import Grammar
 from sglite.grammar.schema.order import KeyOrder
 from sglite.grammar.schema.pattern import PatternError
@@ -68,7 +68,13 @@ class _Builder:
     def _attempt(self) -> str:
         grammar = Grammar(max_rules=self.limits.max_rules)
         emitter = Emitter(self.expander, grammar, whitespace=self.whitespace, on_gap=self._on_gap)
-        lark = grammar.lark(emitter.emit((self.document.root,)))
+        try:
+            lark = grammar.lark(emitter.emit((self.document.root,)))
+        except IllFounded as error:
+            pointer = self.document.node(error.node_id).pointer
+            raise UnsupportedSchema(
+                "it refers to itself without a value between", pointer=pointer, keyword="$ref"
+            ) from None
         if lark is None:
             raise InvalidGrammar("no value satisfies the schema")
         return lark

@@ -32,6 +32,7 @@ MAX_FORMULA = 2000  # parts of a presence formula; beyond, the schema is a puzzl
 COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef"})
 _PLAIN = frozenset({"type", "enum", "const", "$ref", "allOf", "anyOf"})
 _DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
+_CONDITIONAL = _DEPENDENT | {"anyOf", "oneOf", "not", "if"}
 _ADJUNCT = frozenset({"then", "else", "minContains", "maxContains", "additionalItems"})  # read by another keyword
 SAYS_SOMETHING = frozenset(ASSERTED) | KEY_KEYWORDS | COMBINING | _DEPENDENT | _ADJUNCT
 
@@ -44,6 +45,7 @@ class Terms:
         self.are_disjoint = are_disjoint
         self.loose: set[tuple[int, str]] = set()
         self.touched: set[int] = set()  # nodes that some conjunction looked into
+        self._keywords: dict[int, dict[str, object]] = {}
         self._memo: dict[Literal, Option] = {}
         self._presence: dict[int, tuple[Formula, bool] | None] = {}
 
@@ -59,8 +61,16 @@ class Terms:
         return found
 
     def keywords(self, node: Node) -> dict[str, object]:
-        """The keywords of a node that assert something, in the order of the text."""
-        return {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
+        """The keywords of a node that assert something, in the order of the text, conditional ones last.
+
+        The order decides the order of keys: what a node always declares comes before what depends on a value.
+        """
+        found = self._keywords.get(node.id)
+        if found is None:
+            said = {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
+            late = {k: said.pop(k) for k in list(said) if k in _CONDITIONAL}
+            found = self._keywords[node.id] = {**said, **late}
+        return found
 
     def _asserted(self, node_id: int) -> Option:
         node = self.document.node(node_id)
@@ -136,15 +146,10 @@ class Terms:
             return [none, *twice]
         if keyword == "if":
             test, then, other = self._conditional(node)
-            return [(Holds(test), Holds(~then))] * (then is not None) + [(Holds(~test), Holds(~other))] * (
-                other is not None
-            )
+            options: list[Option] = [] if then is None else [(Holds(test), Holds(~then))]
+            return options if other is None else [*options, (Holds(~test), Holds(~other))]
         if keyword in _DEPENDENT:
-            return [
-                option
-                for name in expect(node, keyword, dict)
-                for option in self._broken_dependency(node, keyword, name)
-            ]
+            return [self._broken_dependency(node, keyword, name) for name in expect(node, keyword, dict)]
         return []
 
     def _conjuncts(self, node: Node, keyword: str) -> list[Literal]:
