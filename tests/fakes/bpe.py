@@ -33,6 +33,7 @@ class BpeTokenizer:
         )
         self._backend.train_from_iterator(_CORPUS, trainer)
         size = self._backend.get_vocab_size()
+        self._plain = Tokenizer.from_str(self._backend.to_str())
         self._backend.add_special_tokens(["<|bos|>", "<|eos|>", "<|eot|>"])
         self.vocab_size = size + 3
         self.bos_token_id = size
@@ -41,7 +42,7 @@ class BpeTokenizer:
         self._bytes_of_char = {char: byte for byte, char in enumerate(_byte_chars())}
 
     def encode(self, text: str, *, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return (self._backend if parse_special else self._plain).encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         data = b"".join(self.token_bytes(i) for i in token_ids)
