@@ -41,7 +41,7 @@ MESSAGES = [
 def extract(s, message: str):
     s += sgl.system("You turn customers' messages into JSON tickets.")
     s += sgl.user(message)
-    s += sgl.assistant(sgl.gen("ticket", schema=Ticket, max_tokens=160, temperature=0))
+    s += sgl.assistant(sgl.gen("ticket", schema=Ticket, max_tokens=256, temperature=0))
 
 
 def main() -> list[Ticket]:

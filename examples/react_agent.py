@@ -63,7 +63,7 @@ def react(s, question: str, max_turns: int = 4):
         tools = list(TOOLS) if turn + 1 < max_turns else ["finish"]
         s += "Action: " + sgl.select("tool", tools) + " "
         schema, tool = TOOLS[s["tool"]]
-        s += sgl.gen("call", schema=schema, max_tokens=48, temperature=0) + "\n"
+        s += sgl.gen("call", schema=schema, max_tokens=100, temperature=0) + "\n"
         result = tool(s["call"])
         if s["tool"] == "finish":
             return result

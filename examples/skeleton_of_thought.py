@@ -15,7 +15,7 @@ Points = TypeAdapter(Annotated[list[Point], Field(min_length=3, max_length=4)])
 @sgl.function
 def skeleton_of_thought(s, question: str):
     s += sgl.user(f"{question}\nList the main points as a JSON array of short strings.")
-    s += sgl.assistant(sgl.gen("points", schema=Points, max_tokens=80, temperature=0))
+    s += sgl.assistant(sgl.gen("points", schema=Points, max_tokens=160, temperature=0))
     forks = s.fork(len(s["points"]))
     for fork, point in zip(forks, s["points"], strict=True):
         fork += sgl.user(f"Explain this point in one sentence: {point}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pydantic
 
-from sglite.errors import ProgramSyntaxError
+from sglite.errors import InvalidGrammar, ProgramSyntaxError
 from sglite.grammar import spec as specs
 from sglite.protocol import GrammarSpec, OnUnsupported, Whitespace
 
@@ -49,8 +49,8 @@ def constraint(kind: str, value: Any, *, whitespace: Whitespace, on_unsupported:
     """`kind` is the argument's name. Raises GrammarError or ProgramSyntaxError."""
     match kind:
         case "schema":
-            spec = specs.json_schema(value, whitespace=whitespace, on_unsupported=on_unsupported)
-            return Constraint(spec, _parser(value))
+            schema, parse = _typed(value)
+            return Constraint(specs.json_schema(schema, whitespace=whitespace, on_unsupported=on_unsupported), parse)
         case "json_schema":
             return Constraint(specs.json_schema(value, whitespace=whitespace, on_unsupported=on_unsupported))
         case "regex":
@@ -69,9 +69,36 @@ def constraint(kind: str, value: Any, *, whitespace: Whitespace, on_unsupported:
             raise ProgramSyntaxError(f"{kind} is not a constraint", param=kind)
 
 
-def _parser(schema: Any) -> Callable[[str], Any]:
-    if isinstance(schema, str | bool | Mapping):
-        return json.loads
-    if isinstance(schema, pydantic.TypeAdapter):
-        return schema.validate_json
-    return pydantic.TypeAdapter(schema).validate_json
+def _typed(given: Any) -> tuple[Any, Callable[[str], Any]]:
+    """(the schema, what makes the value of the text). Raises InvalidGrammar for a type that pydantic does not know."""
+    if isinstance(given, str | bool | Mapping):
+        return given, json.loads
+    try:
+        adapter = given if isinstance(given, pydantic.TypeAdapter) else pydantic.TypeAdapter(given)
+        return closed(adapter.json_schema()), adapter.validate_json
+    except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise InvalidGrammar(f"no JSON schema for {given!r:.120}: {reason}", param="schema") from error
+
+
+def closed(schema: Any) -> Any:
+    """The schema with no other properties than those named, where it does not say whether there may be others.
+
+    A Python type names all its fields, and validation drops others: a model would write them for nothing. A schema
+    given as JSON is left as it is.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            made[key] = {name: closed(each) for name, each in value.items()}
+        elif key in ("anyOf", "oneOf", "prefixItems"):
+            made[key] = [closed(each) for each in value]
+        elif key in ("items", "additionalProperties"):
+            made[key] = closed(value)
+        else:
+            made[key] = value
+    if made.get("type") == "object" and "properties" in made:
+        made.setdefault("additionalProperties", False)
+    return made
