@@ -14,7 +14,7 @@ import msgspec
 
 from sglite.errors import InvalidRequest, SgliteError, UnsupportedSchema, error_types
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag", "tools"]
 OnUnsupported = Literal["error", "validate"]
 Whitespace = Literal["compact", "single"]  # none at all | at most one blank after ':' and ','
 
@@ -95,7 +95,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint in canonical form; hashable, so that it is its own cache key.
 
     `source`: json_schema: the schema as JSON text with its key order kept; json_object: "";
-    regex/ebnf/lark: the text; choice: a JSON list of strings; structural_tag: JSON text.
+    regex/ebnf/lark: the text; choice: a JSON list of strings; structural_tag and tools: JSON text.
     Made by `sglite.grammar.spec`, which checks and canonicalises.
     """
 

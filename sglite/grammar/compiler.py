@@ -233,7 +233,7 @@ class GrammarCompiler:
 def _may_be_dear(spec: GrammarSpec) -> bool:
     """What is planned in the worker: every schema, and long texts for llguidance. xgrammar's compile is kept cheap by
     the check of its rules."""
-    if spec.kind == "json_schema":
+    if spec.kind in ("json_schema", "tools"):
         return True
     return spec.kind in ("regex", "lark", "choice") and len(spec.source) > _LONG_SOURCE
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import llguidance
 
+from sglite.grammar import tools
 from sglite.grammar.schema import prepare
 from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
 from sglite.protocol import Coverage, GrammarSpec
@@ -54,6 +55,9 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
             validate=prepared.validate,
             residual=prepared.residual,
         )
+    if spec.kind == "tools":
+        lark, coverage = tools.lark_of(spec, limits=limits)
+        return Plan.exact(llguidance.LLMatcher.grammar_from_lark(lark), coverage)
     grammar, engine, reason = _SIMPLE[spec.kind](spec)
     return Plan(engine=engine, grammar=grammar, coverage=Coverage(engine=engine, reason=reason), validate=_nothing_left)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sglite.protocol import Coverage, CoverageItem, FinishReason, TokenLogprob, Usage
+from sglite.protocol import Coverage, FinishReason, TokenLogprob, Usage
 from sglite.text.types import TextTokenizer
 
 # JSON has no -inf. What a mask or a bias has ruled out is told as this; values are before the grammar's mask.
@@ -74,12 +74,12 @@ def completion_logprobs(
     }
 
 
-def unenforced(tools: Iterable[CoverageItem], coverage: Coverage | None) -> list[dict[str, str]]:
+def unenforced(coverage: Coverage | None) -> list[dict[str, str]]:
     """What of the request's schemas no mask carried. Empty for an exact one."""
-    answer = [] if coverage is None else [i for i in coverage.items if i.status in ("validated", "unsupported")]
     return [
         {"pointer": item.pointer, "keyword": item.keyword, "status": item.status, "reason": item.reason}
-        for item in (*tools, *answer)
+        for item in (coverage.items if coverage is not None else ())
+        if item.status in ("validated", "unsupported")
     ]
 
 

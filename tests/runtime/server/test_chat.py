@@ -98,9 +98,9 @@ async def test_the_prompt_describes_tools_to_a_model_whose_template_has_none(ser
     ("choice", "grammar"),
     [
         ("none", None),
-        ("auto", "lark"),
-        ("required", "lark"),
-        ({"type": "function", "function": {"name": "add"}}, "lark"),
+        ("auto", "tools"),
+        ("required", "tools"),
+        ({"type": "function", "function": {"name": "add"}}, "tools"),
     ],
 )
 async def test_the_tool_choice_decides_the_grammar(serve: MakeClient, choice: Any, grammar: str | None) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglite.grammar.tools import CallSyntax
 from sglite.runtime.server.chat.parts import (
-    CallSyntax,
     Part,
     PlainParser,
     Reasoning,

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import regex
 
+from sglite.grammar.tools import CallSyntax
+
 THINK_BEGIN = "<think>"
 THINK_END = "</think>"
 
@@ -149,16 +151,6 @@ class JsonValueScanner:
                 if self._depth <= 0:
                     return i + 1
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """How one family writes a call: `begin {"name": N, key: {...}} end`, the next one after `separator`."""
-
-    begin: str  # "": the call itself is the sign, and stands at the answer's start
-    end: str
-    key: str  # "arguments" or "parameters"
-    separator: str
 
 
 class ToolParser:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglite.errors import InvalidRequest
-from sglite.runtime.server.chat.parts import CallSyntax
+from sglite.grammar.tools import CallSyntax
 from sglite.text.types import TextTokenizer
 
 ChoiceMode = Literal["none", "auto", "required", "named"]

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglite.errors import InvalidRequest
-from sglite.protocol import CoverageItem, FinishReason, GrammarSpec, RequestOutput, SamplingParams, Usage
+from sglite.grammar.tools import CallSyntax
+from sglite.protocol import FinishReason, GrammarSpec, RequestOutput, SamplingParams, Usage
 from sglite.runtime.server.chat.answer_grammar import answer_grammar
 from sglite.runtime.server.chat.parts import (
     THINK_BEGIN,
     THINK_END,
     AnswerParser,
-    CallSyntax,
     Part,
     PlainParser,
     Reasoning,
@@ -58,7 +58,6 @@ class PreparedTurn:
     prompt: tuple[int, ...]
     grammar: GrammarSpec | None
     grammar_after: tuple[int, ...]
-    unenforced: tuple[CoverageItem, ...]
     _syntax: CallSyntax
     _thinks: bool  # the answer may begin with thinking
     _inside: bool  # the prompt ended inside it
@@ -107,7 +106,6 @@ class TurnPreparer:
             prompt=prompt,
             grammar=built.spec,
             grammar_after=(self._think_end,) if thinks and built.spec is not None and self._think_end else (),
-            unenforced=built.unenforced,
             _syntax=built.syntax,
             _thinks=thinks,
             _inside=inside,

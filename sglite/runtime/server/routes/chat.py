@@ -146,7 +146,7 @@ async def _whole(
         "choices": choices,
         "usage": shapes.usage(run.total_usage(done), reasoning_tokens=sum(a.reasoning_tokens for a in done)),
     }
-    missing = shapes.unenforced(prepared.unenforced, last[0].coverage)
+    missing = shapes.unenforced(last[0].coverage)
     return {**whole, "unenforced": missing} if missing else whole
 
 
@@ -203,7 +203,7 @@ async def _stream(
     if options is not None and options.include_usage:
         done = [answer for _, answer in sorted(answers.items())]
         counts = shapes.usage(run.total_usage(done), reasoning_tokens=sum(a.reasoning_tokens for a in done))
-        missing = shapes.unenforced(prepared.unenforced, last.coverage if last else None)
+        missing = shapes.unenforced(last.coverage if last else None)
         yield event({**base, "choices": [], "usage": counts, **({"unenforced": missing} if missing else {})})
     yield DONE
 

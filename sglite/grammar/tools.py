@@ -1,0 +1,203 @@
+"""Answers that may hold tool calls: one grammar made of the exact grammars of the tools' schemas.
+
+    must call                 calls
+    may call, no answer       free text with calls in it: where a call's begin tag is complete the grammar takes hold
+    may call, or an answer    calls | the value of the answer's schema      never text that is neither
+
+A call is written `begin {"name": NAME, KEY: ARGUMENTS} end`, the next one after `separator`; this is the text that chat
+models were taught, so its skeleton has their blanks, and the arguments may have one after ':' and ','.
+
+The spec's source is JSON of `ToolAnswer`, hence its own cache key, and is planned like every other one: in the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sglite.errors import GrammarError, InvalidGrammar, UnsupportedSchema
+from sglite.grammar.schema import prepare
+from sglite.grammar.schema.types import PreparedSchema, SchemaLimits
+from sglite.protocol import Coverage, CoverageItem, GrammarSpec, OnUnsupported, Whitespace
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One tool that may be called. `schema`: of its arguments, as JSON text; None: any object. `strict`: refuse a
+    schema that cannot be enforced exactly; otherwise the coverage names what is not."""
+
+    name: str
+    schema: str | None
+    strict: bool = False
+
+
+class CallSyntax(msgspec.Struct, frozen=True):
+    begin: str  # "": the call itself is the sign, and stands at the answer's start
+    end: str
+    key: str  # "arguments" or "parameters"
+    separator: str
+
+
+class AnswerSchema(msgspec.Struct, frozen=True):
+    schema: str  # as JSON text
+    whitespace: Whitespace = "compact"
+    on_unsupported: OnUnsupported = "error"
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    calls: tuple[ToolCall, ...]
+    syntax: CallSyntax
+    must_call: bool = False
+    several: bool = True
+    answer: AnswerSchema | None = None  # what the answer is where it is no call; None: text
+
+
+def tools(answer: ToolAnswer) -> GrammarSpec:
+    """Raises InvalidGrammar for a combination that has no grammar."""
+    if not answer.calls:
+        raise InvalidGrammar("there is no tool to call", param="tools")
+    if not answer.must_call and not answer.syntax.begin:
+        raise InvalidGrammar("calls without a begin tag cannot be told from other text", param="tools")
+    return GrammarSpec(kind="tools", source=msgspec.json.encode(answer).decode())
+
+
+def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage]:
+    """Raises UnsupportedSchema for a strict schema that cannot be enforced inside a call, and what `prepare` raises."""
+    answer = msgspec.json.decode(spec.source, type=ToolAnswer)
+    rules: list[str] = []
+    items: list[CoverageItem] = []
+    for i, call in enumerate(answer.calls):
+        arguments, found = _arguments(call, f"args{i}", limits)
+        items += found
+        head = json.dumps({"name": call.name})[:-1] + f', "{answer.syntax.key}": '
+        rules += [f'call{i}: {_literal(head)} args{i} "}}"', arguments]
+    rules.append("body: " + " | ".join(f"call{i}" for i in range(len(answer.calls))))
+    if answer.must_call or answer.answer is not None:
+        rules += _calls_alone(answer)
+    else:
+        rules += _calls_in_text(answer)
+    if answer.answer is not None and not answer.must_call:
+        text, found = _answer(answer.answer, limits)
+        rules.append(text)
+        items += found
+    reason = "the exact grammars of the tools' schemas, put together"
+    return "\n".join(rules) + "\n", Coverage(items=tuple(items), engine="llguidance", reason=reason)
+
+
+def _calls_alone(answer: ToolAnswer) -> Iterator[str]:
+    syntax = answer.syntax
+    begin, end = (_literal(f"{syntax.begin}\n"), _literal(f"\n{syntax.end}")) if syntax.begin else ("", "")
+    yield f"call: {begin} body {end}"
+    yield "calls: call" + (f" ({_literal(syntax.separator)} call)*" if answer.several else "")
+    yield "start: calls" + ("" if answer.must_call else " | answer")
+
+
+def _calls_in_text(answer: ToolAnswer) -> Iterator[str]:
+    """The lazy rule ends with the first complete tag; the text after the last call is text that has none."""
+    tag = re.escape(answer.syntax.begin).replace("/", r"\/")
+    end = _literal("\n" + answer.syntax.end)
+    yield f"begin[lazy]: /(?s:.*){tag}/"
+    yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){tag}(?s:.*)/"
+    yield f'marked: begin "\\n" body {end}'
+    yield "start: marked* TEXT?" if answer.several else "start: TEXT? | marked"
+
+
+def _arguments(call: ToolCall, rule: str, limits: SchemaLimits) -> tuple[str, list[CoverageItem]]:
+    if call.schema is None:
+        return _rule(prepare('{"type":"object"}', whitespace="single", limits=limits), rule), []
+    try:
+        return _schema_rule(call.schema, rule, "error" if call.strict else "validate", "single", limits)
+    except GrammarError as error:
+        error.param = f"tools.{call.name}"
+        raise
+
+
+def _answer(answer: AnswerSchema, limits: SchemaLimits) -> tuple[str, list[CoverageItem]]:
+    return _schema_rule(answer.schema, "answer", answer.on_unsupported, answer.whitespace, limits)
+
+
+def _schema_rule(
+    schema: str, rule: str, on_unsupported: OnUnsupported, whitespace: Whitespace, limits: SchemaLimits
+) -> tuple[str, list[CoverageItem]]:
+    prepared = prepare(schema, on_unsupported=on_unsupported, whitespace=whitespace, limits=limits)
+    # The answer as a whole is not validated, so what the mask does not carry is not carried at all.
+    items = [
+        msgspec.structs.replace(item, status="unsupported") if item.status == "validated" else item
+        for item in prepared.coverage.items
+    ]
+    if prepared.residual is not None:
+        if on_unsupported == "error":
+            raise UnsupportedSchema(
+                "rules over a whole array or object (no item twice, no key twice where keys are free) are not followed "
+                "beside tool calls; close the objects with additionalProperties: false",
+                pointer="",
+                keyword="uniqueItems",
+            )
+        items.append(CoverageItem("", "uniqueItems", "unsupported", "not followed beside tool calls"))
+    return _rule(prepared, rule), items
+
+
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
+    r"""|(?P<directive>%[a-z]+)|(?P<special><[^\s>]+>)|(?P<comment>//[^\n]*)|(?P<other>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+def _rule(prepared: PreparedSchema, rule: str) -> str:
+    """The schema's Lark text with `start` called `rule` and its other names prefixed, so that several fit in one."""
+    lark = prepared.lark
+    pieces: list[str] = []
+    in_attributes = False
+    i = 0
+    while i < len(lark):
+        found = _TOKEN.match(lark, i)
+        assert found is not None
+        text = found[0]
+        i += len(text)
+        if text == "%json":
+            _, end = json.JSONDecoder().raw_decode(lark, i + len(lark[i:]) - len(lark[i:].lstrip()))
+            text, i = text + lark[i:end], end
+        elif found.lastgroup == "name":
+            # In `name[lazy, stop=...]:` the words are llguidance's.
+            text = text if in_attributes else _prefixed(text, rule)
+        elif text in "[]":
+            in_attributes = text == "[" and bool(pieces) and (pieces[-1][-1:].isalnum() or pieces[-1][-1:] == "_")
+        pieces.append(text)
+    return "".join(pieces).strip()
+
+
+def _prefixed(name: str, rule: str) -> str:
+    if name == "start":
+        return rule
+    return f"{rule.upper()}_{name}" if name.lstrip("_")[:1].isupper() else f"{rule}_{name}"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def closed(schema: Any) -> Any:
+    """The schema with every plain object of it that says nothing of other keys closed to them.
+
+    For arguments of tools whose author did not ask for strictness: what is declared is what may be given.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    if isinstance(made.get("properties"), dict):
+        made["properties"] = {name: closed(value) for name, value in made["properties"].items()}
+        if not _OPENERS & made.keys():
+            made["additionalProperties"] = False
+    if isinstance(made.get("items"), dict):
+        made["items"] = closed(made["items"])
+    return made
+
+
+_OPENERS = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "allOf", "anyOf", "oneOf",
+     "$ref", "$dynamicRef", "if", "not", "dependentSchemas", "dependencies", "minProperties"}
+)  # fmt: skip
