@@ -66,6 +66,12 @@ def tiny_reference(name: str, *, seed: int = 0) -> transformers.PreTrainedModel:
 
 def tiny_executor(folder: Path, *, vocab_size: int = VOCAB, **options: Any) -> ModelRunner:
     """The executor of a model that was saved to `folder`."""
-    defaults: dict[str, Any] = {"model": str(folder), "device": "cpu", "num_threads": 1, "max_rows": 8, "num_pages": 600}
-    config = EngineConfig(**(defaults | options))
+    defaults: dict[str, Any] = {
+        "model": str(folder),
+        "device": "cpu",
+        "num_threads": 1,
+        "max_rows": 8,
+        "num_pages": 600,
+    }
+    config = EngineConfig(model=str(folder), **(defaults | options))
     return build_executor(config, resolve_model(folder), vocab_size=vocab_size)

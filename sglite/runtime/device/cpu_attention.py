@@ -1,0 +1,307 @@
+"""Paged attention on the CPU, made of few large torch operations.
+
+The rows of a step are cut into parts that are computed alike:
+
+    narrow   few new tokens (decode, drafts, forced text). Rows whose page tables begin alike form a family: its
+             prefix is read once for all their queries, as one dense attention. What follows is gathered for several
+             rows of similar length at a time, padded and masked, small enough to stay in the cache.
+    wide     many new tokens (prefill): all cached tokens without a mask, then the new ones among themselves, causal.
+
+A query meets its keys in up to two pieces; (output, log-sum-exp) of each are merged exactly:
+out = out_1 + (out_2 - out_1) * sigmoid(lse_2 - lse_1).
+
+Query heads that share a KV head are folded into the query length, so keys are never repeated. Keys are read in
+place where a piece's slots are consecutive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglite.runtime.batch import IntArray
+from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
+
+NARROW = 16  # new tokens up to which a row is padded together with others
+GATHER_BYTES = 2 << 20  # of keys and values at a time: they are read again at once and should be in the cache then
+MIN_PREFIX = 32  # tokens; below, reading a shared prefix once saves less than the merge costs
+PADDING = 1.5  # longest by shortest row of a part
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(slots=True)
+class CpuKVCache(KVCache):
+    """`kv`: per layer [slots, 2 * num_kv_heads, head_dim], key heads then value heads; `k` and `v` are views of it."""
+
+    kv: list[torch.Tensor]
+
+
+Piece = slice | torch.Tensor  # slots of keys: consecutive, or to be gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The own tokens of some narrow rows, padded to one length. N rows of up to M new tokens and up to S own ones."""
+
+    tokens: torch.Tensor  # int64[N * M] which of the step's tokens; padding repeats the row's last
+    rows: int  # N
+    slots: Piece  # N * S
+    mask: torch.Tensor | None  # float[N, 1, M * group, S], added to the scores
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Narrow rows that share their first tokens (prefix None: they do not)."""
+
+    prefix: Piece | None
+    tails: list[Tail]
+    queries: torch.Tensor  # int64[Q] the tokens of all tails, one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    first: int  # of the step's tokens
+    last: int
+    past: Piece | None
+
+
+class CpuAttention:
+    def __init__(self, shape: AttentionShape, cache: CpuKVCache) -> None:
+        self._shape = shape
+        self._cache = cache
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._families: list[Family] = []
+        self._wide: list[Wide] = []
+        self._in_order = False
+        self._slots = torch.empty(0, dtype=torch.int64)
+        self._cos = self._sin = torch.empty(0)
+        self._angles_of: torch.Tensor | None = None
+
+    # -- planning, on the host
+
+    def plan(self, batch: ForwardBatch) -> None:
+        plan = batch.batch
+        self._slots = batch.slots.long()
+        self._angles_of = None
+        first = np.cumsum(plan.num_new) - plan.num_new
+        narrow = np.flatnonzero(plan.num_new <= NARROW)
+        wide = np.flatnonzero(plan.num_new > NARROW)
+        rows = _Rows(batch.host_page_table, self._cache.page_size, plan.rows, plan.starts, plan.num_new, first)
+        self._wide = [self._plan_wide(rows, int(i)) for i in wide]
+        self._families = [self._plan_family(rows, members, prefix) for members, prefix in families(rows, narrow)]
+        only = self._families[0].queries if len(self._families) == 1 and not self._wide else None
+        self._in_order = only is not None and np.array_equal(only.numpy(), np.arange(plan.num_tokens))
+
+    def _plan_wide(self, rows: _Rows, i: int) -> Wide:
+        first, start = int(rows.first[i]), int(rows.starts[i])
+        past = _piece(rows.slots(i, 0, start)) if start else None
+        return Wide(first, first + int(rows.num_new[i]), past)
+
+    def _plan_family(self, rows: _Rows, members: NDArray[np.int64], prefix: int) -> Family:
+        lengths = rows.starts[members] + rows.num_new[members] - prefix
+        order = np.argsort(lengths, kind="stable")
+        token_bytes = 2 * self._shape.num_kv_heads * self._shape.head_dim * self._shape.dtype.itemsize
+        tails = []
+        for part in cut_by_length(lengths[order], max(1, GATHER_BYTES // token_bytes)):
+            tails.append(self._plan_tail(rows, members[np.sort(order[part])], prefix))
+        piece = _piece(rows.slots(int(members[0]), 0, prefix)) if prefix else None
+        return Family(piece, tails, torch.cat([tail.tokens for tail in tails]))
+
+    def _plan_tail(self, rows: _Rows, members: NDArray[np.int64], prefix: int) -> Tail:
+        new, lengths = rows.num_new[members], rows.starts[members] + rows.num_new[members] - prefix
+        width, longest = int(new.max()), int(lengths.max())
+        rank = np.minimum(np.arange(width), new[:, None] - 1)  # [N, M]
+        tokens = rows.first[members][:, None] + rank
+        positions = np.arange(longest)
+        if len(members) == 1:
+            slots = _piece(rows.slots(int(members[0]), prefix, prefix + longest))
+        else:
+            within = np.minimum(positions, lengths[:, None] - 1)  # padding reads the row's last slot again
+            slots = torch.from_numpy(rows.slots_at(members[:, None], prefix + within).ravel())
+        mask = None
+        if width > 1 or int(lengths.min()) < longest:
+            visible = rows.starts[members][:, None] - prefix + rank  # [N, M] last visible position
+            hidden = positions > visible[:, :, None]  # [N, M, S]
+            mask = torch.zeros(hidden.shape, dtype=self._shape.dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+            mask = mask[:, None, :, None].expand(-1, -1, -1, self._group, -1).flatten(2, 3)
+        return Tail(torch.from_numpy(tokens.ravel().astype(np.int64)), len(members), slots, mask)
+
+    # -- a layer
+
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        shape = self._shape
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        parts = qkv.unflatten(-1, (-1, shape.head_dim))  # [T, heads + 2 * kv_heads, head_dim]
+        if norms is not None:
+            _normalise(parts[:, :heads], norms[0])
+            _normalise(parts[:, heads : heads + kv_heads], norms[1])
+        self._rotate(parts[:, : heads + kv_heads], cos_sin, batch)
+        cache = self._cache.kv[layer]
+        cache.index_copy_(0, self._slots, parts[:, heads:])
+        queries = parts[:, :heads].unflatten(1, (kv_heads, self._group))  # [T, kv_heads, group, head_dim]
+        if self._in_order:
+            return self._family(self._families[0], queries, cache).flatten(1)
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for family in self._families:
+            out[family.queries] = self._family(family, queries[family.queries], cache)
+        for wide in self._wide:
+            out[wide.first : wide.last] = self._prefill(wide, parts, queries, cache)
+        return out.flatten(1)
+
+    def _rotate(self, x: torch.Tensor, cos_sin: torch.Tensor, batch: ForwardBatch) -> None:
+        """In place: x * [cos, cos] + swapped halves * [-sin, sin]. The angles are the same for all layers of a step."""
+        if self._angles_of is not cos_sin:
+            cos, sin = cos_sin[batch.positions].to(x.dtype).chunk(2, dim=-1)
+            self._cos = torch.cat((cos, cos), -1)[:, None]
+            self._sin = torch.cat((-sin, sin), -1)[:, None]
+            self._angles_of = cos_sin
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(self._cos).addcmul_(swapped, self._sin)
+
+    def _family(self, family: Family, queries: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        """queries: [Q, kv_heads, group, head_dim] in the order of family.queries. Returns the same shape."""
+        done = 0
+        outs, sums = [], []
+        for tail in family.tails:
+            count = tail.tokens.shape[0]
+            out, total = self._tail(tail, queries[done : done + count], cache)
+            outs.append(out)
+            sums.append(total)
+            done += count
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        if family.prefix is None:
+            return out
+        total = sums[0] if len(sums) == 1 else torch.cat(sums)
+        keys, values = self._read(cache, family.prefix, 1)
+        folded = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, kv_heads, Q * group, head_dim]
+        before, before_total = self._attend(folded, keys, values)
+        before = before[0].unflatten(1, (-1, self._group)).transpose(0, 1)  # [Q, kv_heads, group, head_dim]
+        before_total = before_total[0].unflatten(1, (-1, self._group)).transpose(0, 1)
+        return _merge(out, total, before, before_total)
+
+    def _tail(self, tail: Tail, queries: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(output [N * M, kv_heads, group, head_dim], log-sum-exp [N * M, kv_heads, group]) of the own tokens."""
+        keys, values = self._read(cache, tail.slots, tail.rows)
+        folded = queries.unflatten(0, (tail.rows, -1)).transpose(1, 2).flatten(2, 3)  # [N, kv_heads, M * group, dim]
+        out, total = self._attend(folded, keys, values, mask=tail.mask)
+        out = out.unflatten(2, (-1, self._group)).transpose(1, 2).flatten(0, 1)
+        return out, total.unflatten(2, (-1, self._group)).transpose(1, 2).flatten(0, 1)
+
+    def _prefill(self, wide: Wide, parts: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        """[M, kv_heads, group, head_dim] of one row's M new tokens."""
+        heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
+        folded = queries[wide.first : wide.last].permute(2, 1, 0, 3)  # [group, kv_heads, M, head_dim]
+        own = parts[wide.first : wide.last, heads:].transpose(0, 1).expand(self._group, -1, -1, -1)
+        out, total = self._attend(folded, own[:, :kv_heads], own[:, kv_heads:], causal=True)
+        if wide.past is not None:
+            keys, values = self._read(cache, wide.past, 1)
+            keys, values = (part.expand(self._group, -1, -1, -1) for part in (keys, values))
+            before, before_total = self._attend(folded, keys, values)
+            out = _merge(out, total, before, before_total)
+        return out.permute(2, 1, 0, 3)
+
+    def _read(self, cache: torch.Tensor, piece: Piece, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of N rows' slots, each [N, kv_heads, S, head_dim]."""
+        found = cache[piece] if isinstance(piece, slice) else cache.index_select(0, piece)
+        found = found.unflatten(0, (rows, -1)).transpose(1, 2)
+        return found[:, : self._shape.num_kv_heads], found[:, self._shape.num_kv_heads :]
+
+    def _attend(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, heads, queries, dim] over [B, heads, keys, dim] -> (the same as queries, log-sum-exp without dim)."""
+        return _flash(queries, keys, values, 0.0, causal, attn_mask=mask, scale=self._shape.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The step's rows as the planner reads them."""
+
+    page_table: IntArray  # [max_rows, pages]
+    page_size: int
+    rows: IntArray  # [N]
+    starts: IntArray
+    num_new: IntArray
+    first: IntArray  # of the step's tokens
+
+    def slots(self, i: int, start: int, end: int) -> NDArray[np.int64]:
+        """Of row i's positions start .. end - 1."""
+        return self.slots_at(np.int64(i), np.arange(start, end))
+
+    def slots_at(self, i: NDArray[np.int64] | np.int64, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        pages = self.page_table[self.rows[i], positions // self.page_size].astype(np.int64)
+        return pages * self.page_size + positions % self.page_size
+
+
+def families(rows: _Rows, narrow: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], int]]:
+    """Rows that begin with the same pages, and how many tokens they share (0: alone or too few to matter).
+
+    Shared are only tokens before every member's new ones: those no mask can concern.
+    """
+    starts = rows.starts[narrow]
+    candidates = narrow[starts >= MIN_PREFIX]
+    loose = [narrow[starts < MIN_PREFIX]]
+    found: list[tuple[NDArray[np.int64], int]] = []
+    heads = rows.page_table[rows.rows[candidates], 0]
+    for head in np.unique(heads):
+        members = candidates[heads == head]
+        prefix = _common_prefix(rows, members) if len(members) > 1 else 0
+        if prefix >= MIN_PREFIX:
+            found.append((members, prefix))
+        else:
+            loose.append(members)
+    rest = np.sort(np.concatenate(loose))
+    return found + [(rest, 0)] if len(rest) else found
+
+
+def _common_prefix(rows: _Rows, members: NDArray[np.int64]) -> int:
+    """Tokens on whole pages that all members have in common."""
+    pages = int(rows.starts[members].min()) // rows.page_size
+    table = rows.page_table[rows.rows[members], :pages]
+    differs = (table != table[0]).any(axis=0)
+    return (int(differs.argmax()) if differs.any() else pages) * rows.page_size
+
+
+def cut_by_length(lengths: NDArray[np.int64], most: int) -> list[slice]:
+    """Spans of sorted lengths: each padded to its longest has at most `most` tokens (or is one row), and the longest
+    is at most PADDING times the shortest."""
+    spans, first = [], 0
+    for i in range(1, len(lengths)):
+        if lengths[i] > PADDING * lengths[first] + MIN_PREFIX or int(lengths[i]) * (i + 1 - first) > most:
+            spans.append(slice(first, i))
+            first = i
+    return [*spans, slice(first, len(lengths))]
+
+
+def _piece(slots: NDArray[np.int64]) -> Piece:
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first == len(slots) - 1 and (len(slots) < 3 or bool((np.diff(slots) == 1).all())):
+        return slice(first, last + 1)
+    return torch.from_numpy(slots)
+
+
+def _merge(a: torch.Tensor, a_total: torch.Tensor, b: torch.Tensor, b_total: torch.Tensor) -> torch.Tensor:
+    """The attention over both sets of keys, from the outputs and the log-sum-exps over each."""
+    return torch.lerp(a, b, (b_total - a_total).sigmoid_().to(a.dtype)[..., None])
+
+
+def _normalise(x: torch.Tensor, norm: Norm) -> None:
+    """In place, over the last dimension of x  # [T, heads, head_dim]."""
+    x.copy_(torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps))
