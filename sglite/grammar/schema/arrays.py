@@ -171,7 +171,14 @@ def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> N
     grammar = emitter.grammar
     if case.min_items == 0:
         grammar.add(rule, OPEN, CLOSE)
-    if not values or case.max_items == 0:
+    most = len(values) if case.max_items is None else min(case.max_items, len(values))
+    if most == 0:
+        return
+    if most == 1:
+        one = grammar.new_rule()
+        for value in values:
+            emitter.constant(one, value)
+        grammar.add(rule, OPEN, one, CLOSE)
         return
     item, more = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
     grammar.add(rule, OPEN, Rule(item.number, "0x0"))
@@ -180,6 +187,4 @@ def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> N
         emitter.constant(spelled, value)
         grammar.add(item, spelled, Rule(more.number, f"set_bit({i})"), condition=f"bit_clear({i})")
     grammar.add(more, CLOSE, condition=f"bit_count_ge(_,{case.min_items})" if case.min_items > 1 else "")
-    most = len(values) if case.max_items is None else min(case.max_items, len(values))
-    if most > 1:
-        grammar.add(more, emitter.item_separator, Rule(item.number, "_"), condition=f"bit_count_lt(_,{most})")
+    grammar.add(more, emitter.item_separator, Rule(item.number, "_"), condition=f"bit_count_lt(_,{most})")

@@ -9,7 +9,7 @@ into classes by the patterns that they match.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from sglite.errors import GrammarTooLarge
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = Terminal('"{"'), Terminal('"}"')
 MAX_CLASSES = 64
+MAX_SOME_KEYS = 4
 MAX_STATES = 20_000
 
 
@@ -32,7 +33,7 @@ MAX_STATES = 20_000
 class NamedKey:
     name: str
     literals: Conjunction
-    witness: tuple[tuple[int, Conjunction], ...]  # some_keys that it can satisfy, and what its value must be then
+    witness: tuple[tuple[frozenset[int], Conjunction], ...]  # which some_keys it satisfies with which value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class _State:
 
 
 def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
+    if len(case.some_keys) > MAX_SOME_KEYS:
+        raise GrammarTooLarge(f"an object must not satisfy more than {MAX_SOME_KEYS} rules about all of its keys")
     names = key_order(case)
     named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
     named = [key for key in named if key is not None]
@@ -83,17 +86,18 @@ def _named_key(emitter: Emitter, case: Case, name: str) -> NamedKey | None:
     literals = case.key_literals(name)
     if literals and emitter.expander.is_hopeless(literals):
         return None
+    possible = [i for i, rule in enumerate(case.some_keys) if _is_witness_name(emitter, rule, name)]
     witness = []
-    for i, rule in enumerate(case.some_keys):
-        fits = name not in rule.named and not any(found_in(pattern, name) for pattern in rule.not_matching)
-        fits = fits and (rule.pattern is None or found_in(rule.pattern, name))
-        if fits and (rule.name is None or _name_holds(emitter, rule.name, name)):
-            witness.append((i, literals if rule.value is None else _with(literals, rule.value)))
+    for group in _groups(possible):
+        values = [value for i in sorted(group) if (value := case.some_keys[i].value) is not None]
+        witness.append((group, tuple(dict.fromkeys((*literals, *values)))))
     return NamedKey(name, literals, tuple(witness))
 
 
-def _with(literals: Conjunction, literal: int) -> Conjunction:
-    return literals if literal in literals else (*literals, literal)
+def _is_witness_name(emitter: Emitter, rule: SomeKey, name: str) -> bool:
+    fits = name not in rule.named and not any(found_in(pattern, name) for pattern in rule.not_matching)
+    fits = fits and (rule.pattern is None or found_in(rule.pattern, name))
+    return fits and (rule.name is None or _name_holds(emitter, rule.name, name))
 
 
 def _name_holds(emitter: Emitter, literal: int, name: str) -> bool:
@@ -118,9 +122,9 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> list[KeyClass]:
         KeyClass(_union(expressions, patterns, bases, outside), literals) for literals, expressions in by_rule.items()
     ]
     witnesses = [
-        w
-        for i, rule in enumerate(case.some_keys)
-        for w in _witness_classes(emitter, case, i, rule, patterns, bases, outside)
+        kind
+        for group in _groups(list(range(len(case.some_keys))))
+        for kind in _witness_classes(emitter, case, group, patterns, bases, outside)
     ]
     return found + witnesses
 
@@ -179,23 +183,32 @@ def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[t
 
 
 def _witness_classes(
-    emitter: Emitter, case: Case, i: int, rule: SomeKey, patterns: list[str], bases: list[list[str]], outside: list[str]
+    emitter: Emitter, case: Case, group: frozenset[int], patterns: list[str], bases: list[list[str]], outside: list[str]
 ) -> list[KeyClass]:
-    """Unnamed keys that satisfy the i-th "at least one key such that"."""
-    narrow = [f"~{one_of(sorted(rule.named))}"] if rule.named else []
-    narrow += [f"~{pattern_expression(pattern)}" for pattern in rule.not_matching]
-    if rule.pattern is not None:
-        narrow.append(pattern_expression(rule.pattern))
-    names = [[]] if rule.name is None else _names_of(emitter, (rule.name,))
+    """Unnamed keys each of which satisfies all "at least one key such that" of `group`."""
+    narrow: list[str] = []
+    names: list[int] = []
+    values: list[int] = []
+    for i in sorted(group):
+        rule = case.some_keys[i]
+        narrow += [f"~{one_of(sorted(rule.named))}"] if rule.named else []
+        narrow += [f"~{pattern_expression(pattern)}" for pattern in rule.not_matching]
+        narrow += [pattern_expression(rule.pattern)] if rule.pattern is not None else []
+        names += [rule.name] if rule.name is not None else []
+        values += [rule.value] if rule.value is not None else []
     found = []
     for base in bases:
-        for name in names:
+        for name in _names_of(emitter, tuple(names)) if names else [[]]:
             for matched, parts in _partition(emitter, patterns, [*base, *name, *outside, *narrow]):
-                literals = _class_literals(case, matched)
-                literals = literals if rule.value is None else _with(literals, rule.value)
-                if not emitter.is_empty(parts):
-                    found.append(KeyClass(meet(parts), literals, frozenset({i})))
+                literals = tuple(dict.fromkeys((*_class_literals(case, matched), *values)))
+                if not emitter.is_empty(parts) and not emitter.expander.is_hopeless(literals):
+                    found.append(KeyClass(meet(parts), literals, group))
     return found
+
+
+def _groups(items: list[int]) -> list[frozenset[int]]:
+    """All non-empty subsets."""
+    return [frozenset(group) for size in range(1, len(items) + 1) for group in combinations(items, size)]
 
 
 # --- keys that are independent of each other
@@ -321,9 +334,9 @@ class _Automaton:
 
     def ways(self, state: _State, key: NamedKey, there: _State) -> list[tuple[Conjunction, _State]]:
         found = [(key.literals, there)]
-        for i, literals in key.witness:
-            if i not in state.witnessed:
-                witnessed = state.witnessed | {i}
+        for group, literals in key.witness:
+            if not group <= state.witnessed:
+                witnessed = state.witnessed | group
                 found.append((literals, _State(there.index, False, there.count, witnessed, there.presence)))
         return found
 
