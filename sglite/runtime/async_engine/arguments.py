@@ -32,8 +32,11 @@ _FIELDS = frozenset(SamplingParams.__struct_fields__)
 _TEXT_FIELDS = ("stop", "stop_regex")
 
 
-def sampling_params(given: Sampling) -> tuple[SamplingParams, GrammarSpec | None]:
-    """Raises InvalidRequest for an unknown name or a value of the wrong type."""
+def sampling_params(
+    given: Sampling, *, whitespace: Whitespace = "compact", on_unsupported: OnUnsupported = "error"
+) -> tuple[SamplingParams, GrammarSpec | None]:
+    """`whitespace` and `on_unsupported` are for a schema in a dict. Raises InvalidRequest for an unknown name or a
+    value of the wrong type."""
     if isinstance(given, SamplingParams):
         return given, None
     values: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS}
@@ -52,7 +55,7 @@ def sampling_params(given: Sampling) -> tuple[SamplingParams, GrammarSpec | None
         params = msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"sampling parameters: {error}", param="sampling_params") from error
-    return params, grammar(**constraints)
+    return params, grammar(**constraints, whitespace=whitespace, on_unsupported=on_unsupported)
 
 
 def grammar(

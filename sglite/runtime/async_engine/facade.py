@@ -80,7 +80,7 @@ class Engine:
 
             back = ProcessBack(self.config, front, restart=restart)
             started = back.start()
-            self._attach(front, back, started.tokenizer, started.model_info)
+            self._attach(front, back, started.tokenizer, started.model_info, started.facts)
         else:
             from sglite.runtime.async_engine.build import build
             from sglite.runtime.async_engine.thread import ThreadBack
@@ -88,19 +88,22 @@ class Engine:
             config_ = self.config
             thread = ThreadBack(lambda: build(config_, front.progress), front)
             built = thread.start()
-            self._attach(front, thread, built.tokenizer, built.model_info)
+            self._attach(front, thread, built.tokenizer, built.model_info, built.facts)
 
     @classmethod
     def over(cls, front: Front, back: Back, tokenizer: TextTokenizer, model_info: ModelInfo) -> Self:
         """An Engine on a running back: for tests, and for cores that are put together by hand."""
         engine = cls.__new__(cls)
         engine.config = EngineConfig()
-        engine._attach(front, back, tokenizer, model_info)
+        engine._attach(front, back, tokenizer, model_info, {})
         return engine
 
-    def _attach(self, front: Front, back: Back, tokenizer: TextTokenizer, model_info: ModelInfo) -> None:
+    def _attach(
+        self, front: Front, back: Back, tokenizer: TextTokenizer, model_info: ModelInfo, facts: dict[str, Any]
+    ) -> None:
         self.tokenizer: TextTokenizer = tokenizer
         self.model_info = model_info
+        self.facts = facts
         self._front = front
         self._back = back
         self._prefix = uuid.uuid4().hex[:12]

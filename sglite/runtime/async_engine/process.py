@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -50,6 +51,7 @@ RESTART_DELAYS_S = (0.0, 1.0, 4.0, 15.0)  # before each attempt in a row; then t
 class Started:
     tokenizer: TextTokenizer
     model_info: ModelInfo
+    facts: dict[str, Any]
 
 
 class Child:
@@ -140,7 +142,7 @@ class ProcessBack:
         except BaseException:
             self.close()
             raise
-        return Started(self._load_tokenizer(ready), ready.model_info)
+        return Started(self._load_tokenizer(ready), ready.model_info, ready.facts)
 
     def send(self, commands: list[m.Command]) -> None:
         self._child.send(commands)

@@ -22,6 +22,7 @@ from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.errors import DeadlineExceeded
 from sglite.runtime.server.metrics import ServerMetrics
 from sglite.runtime.server.middleware import RequestRecord
+from sglite.runtime.server.programs import Programs
 from sglite.text.types import TextTokenizer
 
 # Above this many characters the prompt is rendered and tokenised on a thread, so that other streams are not held up.
@@ -34,6 +35,8 @@ class ServedEngine(Client, Protocol):
     """A Client that also tells how it is. `sglite.Engine` is one."""
 
     tokenizer: TextTokenizer
+
+    facts: dict[str, Any]  # plain values about it; "tokenizer_folder"
 
     @property
     def alive(self) -> bool: ...
@@ -68,6 +71,7 @@ class Service:
             max_waiting_tokens=config.max_waiting_tokens,
         )
         self.metrics = ServerMetrics()
+        self.programs = Programs()
         self.started = time.time()  # of the server, Unix seconds
         self.turns = TurnPreparer(
             engine.tokenizer,
@@ -120,7 +124,10 @@ class Service:
 
     async def score(self, request: ScoreRequest, call: Call) -> ScoreOutput:
         request = msgspec.structs.replace(request, request_id=call.request_id(), namespace=call.tenant.namespace)
-        async with self.admission.place(call.tenant.name, tokens=len(request.prompt)) as waited:
+        for ids in (request.prompt, *request.continuations):
+            self._check_ids("input_ids", ids)
+        place = self.admission.place(call.tenant.name, tokens=len(request.prompt), deadline=call.deadline)
+        async with place as waited:
             call.record.queue_s = waited
             output = await self.engine.score_request(request)
         call.record.usage = output.usage
@@ -164,16 +171,16 @@ class Service:
         return self.tokenizer.encode("a")[0]
 
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
-        limit = self.engine.model_info.vocab_size
-        for name, ids in (
-            ("prompt", request.prompt),
-            ("stop_token_ids", request.sampling_params.stop_token_ids),
-            ("logit_bias", tuple(request.sampling_params.logit_bias or ())),
-        ):
-            assert not isinstance(ids, str)
-            if ids and not (min(ids) >= 0 and max(ids) < limit):
-                raise InvalidRequest(f"{name} holds a token id outside 0..{limit - 1}", param=name)
+        self._check_ids("prompt", request.prompt)
+        self._check_ids("stop_token_ids", request.sampling_params.stop_token_ids)
+        self._check_ids("logit_bias", tuple(request.sampling_params.logit_bias or ()))
         return request
+
+    def _check_ids(self, name: str, ids: str | tuple[int, ...]) -> None:
+        limit = self.engine.model_info.vocab_size
+        assert not isinstance(ids, str)
+        if ids and not (min(ids) >= 0 and max(ids) < limit):
+            raise InvalidRequest(f"{name} holds a token id outside 0..{limit - 1}", param=name)
 
     async def _compile(self, grammar: GrammarSpec | None) -> None:
         """Ahead of the request, so that a refusal costs no place in the engine and its time is seen."""

@@ -93,3 +93,34 @@ async def test_tokens_go_both_ways(serve: MakeClient) -> None:
     assert lone.status_code == 400
     info = (await client.get("/get_model_info")).json()
     assert info["model_path"] == "scripted"
+
+
+async def test_the_end_of_prompts_is_scored_over_their_shared_beginning(serve: MakeClient) -> None:
+    client = serve()
+    body = {
+        "text": ["ab yes", "ab no"],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": 3,
+    }
+    answers = (await client.post("/generate", json=body)).json()
+    assert [e[2] for e in answers[0]["meta_info"]["input_token_logprobs"]] == ["y", "e", "s"]
+    assert answers[1]["meta_info"]["input_token_logprobs"][0] == [-110.0, 110, "n"]
+    assert answers[1]["meta_info"]["output_token_logprobs"] == []
+    (request,) = client.core.requests  # type: ignore[attr-defined]
+    assert request.prompt == tuple(b"ab ")
+    assert len(request.continuations) == 2
+
+
+async def test_calls_of_one_program_keep_its_arrival_and_tenant(serve: MakeClient) -> None:
+    client = serve()
+    for remaining in (2, 1):
+        program = {"program_id": "p1", "remaining": remaining, "wanted_again": -1}
+        response = await client.post("/generate", json={"input_ids": [97], "program": program, "heal": True})
+        assert response.status_code == 200
+    first, second = client.core.requests  # type: ignore[attr-defined]
+    assert first.program.program_id == "anonymous:p1"
+    assert first.program.arrival == second.program.arrival > 0
+    assert (first.program.remaining, second.program.remaining) == (2, 1)
+    assert first.heal

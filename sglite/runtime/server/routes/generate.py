@@ -15,7 +15,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
-from sglite.protocol import GenerateRequest, RequestOutput, SamplingParams, TokenLogprob
+from sglite.protocol import (
+    FinishReason,
+    GenerateRequest,
+    RequestOutput,
+    SamplingParams,
+    ScoreRequest,
+    TokenLogprob,
+    Usage,
+)
 from sglite.runtime.async_engine.arguments import sampling_params
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
@@ -84,30 +92,52 @@ async def _jobs(service: Service, body: GenerateBody, call: Call) -> tuple[list[
         if not -1 <= start <= len(prompt):
             raise InvalidRequest("logprob_start_len lies outside the prompt", param="logprob_start_len")
         start = len(prompt) if start == -1 else start
-        request = _request(service, prompt, raw, logprobs=top if want else None, from_prompt=start < len(prompt))
-        request_id = rid or call.request_id().partition(":")[2]
-        jobs.append(_Job(_streaming(request, body.stream), request_id, bool(want), start, body.return_text_in_logprobs))
+        request = _request(service, call, body, prompt, raw, logprobs=top if want else None, start=start)
+        own_id = rid or call.request_id().partition(":")[2]
+        jobs.append(_Job(request, own_id, bool(want), start, body.return_text_in_logprobs))
     return jobs, single
 
 
 def _request(
-    service: Service, prompt: tuple[int, ...], raw: Any, *, logprobs: int | None, from_prompt: bool
+    service: Service,
+    call: Call,
+    body: GenerateBody,
+    prompt: tuple[int, ...],
+    raw: Any,
+    *,
+    logprobs: int | None,
+    start: int,
 ) -> GenerateRequest:
     limits = service.config.limits
     values = {name: value for name, value in raw.items() if _GIVEN.get(name) != value}
-    for name in ("json_schema", "regex", "ebnf", "structural_tag"):
+    for name in ("json_schema", "regex", "ebnf", "structural_tag", "lark", "choices"):
         if values.get(name) is not None:
             convert.check_size(name, values[name], limits)
     if logprobs is not None:
         convert.at_most("top_logprobs_num", logprobs, limits.max_logprobs)
         values["logprobs"] = logprobs
-        if from_prompt:
+        if start < len(prompt):
             total = len(prompt) * (logprobs + 1)
             convert.at_most("the number of prompt logprobs", total, limits.max_prompt_logprob_values)
             values["prompt_logprobs"] = logprobs
-    params, grammar = sampling_params({name: value for name, value in values.items() if value is not None})
+    params, grammar = sampling_params(
+        {name: value for name, value in values.items() if value is not None},
+        whitespace=body.whitespace,
+        on_unsupported=body.on_unsupported,
+    )
     _check(params, limits)
-    return GenerateRequest(request_id="", prompt=prompt, sampling_params=params, grammar=grammar)
+    return GenerateRequest(
+        request_id="",
+        prompt=prompt,
+        sampling_params=params,
+        grammar=grammar,
+        heal=body.heal,
+        close_on_budget=body.close_on_budget,
+        jump_forward=body.jump_forward,
+        stream=body.stream,
+        program=None if body.program is None else service.programs.ref(call.tenant, body.program),
+        priority=max(0, body.priority or 0),  # a client may step back, not forward
+    )
 
 
 def _check(params: SamplingParams, limits: Limits) -> None:
@@ -120,16 +150,6 @@ def _check(params: SamplingParams, limits: Limits) -> None:
     convert.stop_texts(params.stop_regex, limits, param="stop_regex")
 
 
-def _streaming(request: GenerateRequest, stream: bool) -> GenerateRequest:
-    return GenerateRequest(
-        request_id="",
-        prompt=request.prompt,
-        sampling_params=request.sampling_params,
-        grammar=request.grammar,
-        stream=stream,
-    )
-
-
 def _each(given: Any, count: int, name: str, default: Any) -> list[Any]:
     """One value for all, or a list with one for each."""
     if not isinstance(given, list):
@@ -140,8 +160,38 @@ def _each(given: Any, count: int, name: str, default: Any) -> list[Any]:
 
 
 async def _whole(service: Service, jobs: Sequence[_Job], call: Call, *, single: bool) -> Any:
+    if all(map(_only_scores, jobs)):
+        scored = await _scores(service, jobs, call)
+        return scored[0] if single else scored
     answers = [answer for found in await all_of([_answers(service, job, call) for job in jobs]) for answer in found]
     return answers[0] if single and len(answers) == 1 else answers
+
+
+def _only_scores(job: _Job) -> bool:
+    """Nothing is asked for but the logprobs of a prompt's end: `select` in SGLang's frontend."""
+    params = job.request.sampling_params
+    plain = params.max_tokens == 0 and params.n == 1 and not params.logprobs and job.request.grammar is None
+    return plain and job.wants_logprobs and 1 <= job.start < len(job.request.prompt)
+
+
+async def _scores(service: Service, jobs: Sequence[_Job], call: Call) -> list[dict[str, Any]]:
+    """As scored continuations: the shared beginning is computed once, and comes from the cache where it is there."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, job in enumerate(jobs):
+        groups.setdefault(tuple(map(int, job.request.prompt[: job.start])), []).append(i)
+    found: dict[int, dict[str, Any]] = {}
+    for prompt, members in groups.items():
+        ends = tuple(tuple(map(int, jobs[i].request.prompt[len(prompt) :])) for i in members)
+        output = await service.score(
+            ScoreRequest(request_id="", prompt=prompt, continuations=ends, program=jobs[members[0]].request.program),
+            call,
+        )
+        for i, end, logprobs in zip(members, ends, output.logprobs, strict=True):
+            usage = Usage(prompt_tokens=len(prompt) + len(end), cached_tokens=output.usage.cached_tokens)
+            final = RequestOutput(request_id="", finish_reason=FinishReason.LENGTH, usage=usage)
+            entries = [TokenLogprob(t, p) for t, p in zip(end, logprobs, strict=True)]
+            found[i] = _answer(service, jobs[i], _State(prompt_logprobs=[None] * len(prompt) + entries), final)
+    return [answer for _, answer in sorted(found.items())]
 
 
 async def _answers(service: Service, job: _Job, call: Call) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglite._version import __version__
 from sglite.errors import InvalidRequest
+from sglite.runtime.server.config import is_loopback
 from sglite.runtime.server.deps import AdminDep, ServiceDep, TenantDep
 from sglite.runtime.server.errors import NotImplementedHere
 from sglite.runtime.server.schemas.generate import AbortBody
@@ -64,7 +65,9 @@ async def model_info(service: ServiceDep) -> dict[str, Any]:
     info = service.engine.model_info
     return {
         "model_path": info.name,
-        "tokenizer_path": info.name,
+        # A folder, for programs on this machine; others need not know how this one is laid out.
+        "tokenizer_path": service.engine.facts.get("tokenizer_folder") if is_loopback(service.config.host) else None,
+        "server": "sglite",
         "is_generation": True,
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,

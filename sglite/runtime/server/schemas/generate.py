@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sglite.runtime.server.schemas.common import Body, TokenId
+from sglite.runtime.server.schemas.common import Body, Count, Loose, TokenId
+
+
+class ProgramFields(Loose):
+    """Which program a call belongs to; see sglite.protocol.ProgramRef. When it began is for the server to say."""
+
+    program_id: Annotated[str, Field(min_length=1, max_length=128)]
+    parent: Annotated[str, Field(max_length=128)] | None = None
+    remaining: Count = 0
+    siblings: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1
+    wanted_again: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
 
 
 class GenerateBody(Body):
@@ -20,7 +30,15 @@ class GenerateBody(Body):
     return_text_in_logprobs: bool = False
     stream: bool = False
     image_data: Any = None  # refused: no vision model
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+
+    # This server's own: what its programs send along.
+    program: ProgramFields | None = None
+    heal: bool = False
+    close_on_budget: bool = False
+    jump_forward: bool = True
+    whitespace: Literal["compact", "single"] = "compact"
+    on_unsupported: Literal["error", "validate"] = "error"
 
 
 class TokenizeBody(Body):
