@@ -101,7 +101,8 @@ class Batch:
     loads: tuple[RowLoad, ...] = ()
     page_updates: PageUpdates = field(default_factory=_no_updates)
     shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    # groups that share pages: (number of leading tokens shared, batch indices); a hint for tree attention
+    # disjoint groups that share pages: (number of leading tokens shared, at most each row's start, batch indices); a
+    # hint for tree attention, made only for an executor whose `shares_prefix_reads` is True
 
     @property
     def num_tokens(self) -> int:
@@ -150,9 +151,12 @@ class Executor(Protocol):
     vocab_size: int
     mask_rows: int  # rows of one bitmask buffer
     overlaps: bool  # the device works while the host goes on (False on the CPU)
+    # May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes.
 
     def forward(self, batch: Batch) -> None:
-        """Queue loads, page updates, input preparation and the model up to the logits."""
+        """Queue loads, page updates, input preparation and the model up to the logits.
+
+        An exception here, in sample() or in wait() ends the requests of that step; the next call is a forward()."""
         ...
 
     def mask_buffer(self) -> Bitmask:

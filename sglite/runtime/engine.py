@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from sglite.errors import GrammarViolation, InvalidRequest, Overloaded, SgliteError
 from sglite.grammar.matcher import BatchAdvancer, CompiledGrammar
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
-from sglite.runtime.batch import Executor, PendingStep
+from sglite.runtime.batch import Executor, PendingStep, StepResult
 from sglite.runtime.cache.manager import CacheManager
 from sglite.runtime.config import EngineConfig, SamplingDefaults
 from sglite.runtime.constraint import GrammarService, constrain
@@ -89,6 +89,7 @@ class EngineCore:
             max_step_tokens=max(budget, executor.max_rows),
             lease_s=config.lease_s,
             hold_s=config.hold_s,
+            find_shared=getattr(executor, "shares_prefix_reads", False),
             clock=clock,
         )
         filler = None if grammars is None else grammars.filler
@@ -215,20 +216,20 @@ class EngineCore:
         if step is None:
             return
         try:
-            self._executor.forward(step.batch)
+            self._forward(step)
             self._fill(step)
-            result = self._executor.sample(step.batch).wait()
+            result = self._wait(self._sample(step))
         except Exception as error:  # noqa: BLE001 - the one boundary: a step's failure ends its requests, not the loop
             self._fail_step(step, error)
             return
-        self._outputs.apply(step, result)
+        self._apply(step, result)
 
     def _overlapped_step(self, now: float) -> None:
         step = self._schedule(now)
         failed: Exception | None = None
         if step is not None:
             try:
-                self._executor.forward(step.batch)
+                self._forward(step)
             except Exception as error:  # noqa: BLE001 - as above
                 failed = error
         self._apply_queued(step)
@@ -239,7 +240,7 @@ class EngineCore:
             return
         try:
             self._fill(step)
-            self._queued = step, self._executor.sample(step.batch)
+            self._queued = step, self._sample(step)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_step(step, error)
 
@@ -249,11 +250,13 @@ class EngineCore:
             return
         (step, pending), self._queued = self._queued, None
         try:
-            result = pending.wait()
+            result = self._wait(pending)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_step(step, error, following)
             return
-        self._outputs.apply(step, result)
+        self._apply(step, result)
+
+    # -- its phases
 
     def _schedule(self, now: float) -> Step | None:
         began = time.perf_counter()
@@ -267,6 +270,28 @@ class EngineCore:
             self.metrics.steps += 1
         self.metrics.schedule_s += time.perf_counter() - began
         return step
+
+    def _forward(self, step: Step) -> None:
+        began = time.perf_counter()
+        self._executor.forward(step.batch)
+        self.metrics.forward_s += time.perf_counter() - began
+
+    def _sample(self, step: Step) -> PendingStep:
+        began = time.perf_counter()
+        pending = self._executor.sample(step.batch)
+        self.metrics.sample_s += time.perf_counter() - began
+        return pending
+
+    def _wait(self, pending: PendingStep) -> StepResult:
+        began = time.perf_counter()
+        result = pending.wait()
+        self.metrics.wait_s += time.perf_counter() - began
+        return result
+
+    def _apply(self, step: Step, result: StepResult) -> None:
+        began = time.perf_counter()
+        self._outputs.apply(step, result)
+        self.metrics.apply_s += time.perf_counter() - began
 
     def _fill(self, step: Step) -> None:
         if not step.masked:

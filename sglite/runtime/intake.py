@@ -205,7 +205,7 @@ class Intake:
         return RowSampling(
             temperature=_or(params.temperature, defaults.temperature),
             top_p=_or(params.top_p, defaults.top_p),
-            top_k=max(0, _or(params.top_k, defaults.top_k)),
+            top_k=max(0, defaults.top_k if params.top_k is None else params.top_k),
             min_p=_or(params.min_p, defaults.min_p),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,

@@ -63,6 +63,7 @@ class ScriptedExecutor:
         self.vocab_size = vocab_size
         self.mask_rows = max_rows
         self.overlaps = overlaps
+        self.shares_prefix_reads = False
         self.fail_on: dict[str, set[int]] = {"forward": set(), "sample": set(), "wait": set()}
         self.bad_rows: set[int] = set()
         self.batches: list[Batch] = []
@@ -222,6 +223,9 @@ def _check(batch: Batch) -> None:
     offsets = np.cumsum(batch.num_new) - batch.num_new
     device = np.flatnonzero(batch.token_ids == DEVICE_TOKEN)
     assert set(device.tolist()) <= set(offsets.tolist()), "DEVICE_TOKEN only as a row's first new token"
+    grouped = [i for _, indices in batch.shared_prefixes for i in indices]
+    assert len(grouped) == len(set(grouped))
+    assert all(batch.starts[i] >= length for length, indices in batch.shared_prefixes for i in indices)
     updates = batch.page_updates
     assert len(updates.rows) == len(updates.columns) == len(updates.pages)
     assert len(set(zip(updates.rows.tolist(), updates.columns.tolist(), strict=True))) == len(updates)

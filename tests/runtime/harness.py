@@ -35,11 +35,13 @@ class Harness:
         clock: Callable[[], float] | None = None,
         tokenizer: ByteTokenizer | None = None,
         filler: LoopFiller | None = None,
+        shares_prefix_reads: bool = False,
         **options: Any,
     ) -> None:
         self.executor = ScriptedExecutor(
             num_pages=num_pages, page_size=page_size, max_rows=max_rows, max_len=max_model_len
         )
+        self.executor.shares_prefix_reads = shares_prefix_reads
         self.grammars = FakeGrammars(filler)
         config = EngineConfig(**({"overlap": False, "page_size": page_size, "gang_wait_s": 0.0} | options))
         more = {} if clock is None else {"clock": clock}

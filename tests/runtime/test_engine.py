@@ -371,6 +371,19 @@ def test_closing_answers_everybody() -> None:
 # -- programs
 
 
+@BOTH_LOOPS
+def test_rows_that_share_a_long_prefix_are_named(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, max_model_len=1024, shares_prefix_reads=True)
+    trunk = "t" * 400
+    for i in range(3):
+        harness.add(f"{trunk}{i}", max_tokens=5 + i, ignore_eos=True)
+    harness.add("alone", max_tokens=5, ignore_eos=True)
+    harness.run()
+    decoding = [b for b in harness.executor.batches if b.num_tokens == len(b.rows) == 4]
+    assert {b.shared_prefixes for b in decoding} == {((400, (0, 1, 2)),)}
+    assert harness.executor.batches[-1].shared_prefixes == ()
+
+
 def test_the_oldest_program_goes_first_and_siblings_come_together() -> None:
     harness = Harness(max_rows=2, max_step_tokens=32)
     old = ProgramRef(program_id="old", arrival=1.0)

@@ -12,7 +12,7 @@ A row's pages: those of its prefix belong to the tree and are locked, the rest a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,6 +151,29 @@ class CacheManager:
                 below = below.parent
             self._tree.detach(below)
         self.release(prefix)
+
+    def shared_groups(self, prefixes: Sequence[Prefix], min_tokens: int) -> list[tuple[int, list[int]]]:
+        """Disjoint groups of at least two prefixes that begin alike: (tokens in common >= min_tokens, indices).
+
+        Of all such groupings one that saves the most reads, (group size - 1) x tokens in common, summed over groups.
+        """
+        below: dict[Node, list[int]] = {}  # node -> prefixes whose path goes through it
+        lengths: dict[Node, int] = {}  # node -> tokens up to its end
+        for i, prefix in enumerate(prefixes):
+            node, length = prefix.node, prefix.length
+            while length >= min_tokens and node.parent is not None:
+                below.setdefault(node, []).append(i)
+                lengths[node] = length
+                length -= len(node.tokens)
+                node = node.parent
+        best: dict[Node, tuple[int, list[Node]]] = {}  # node -> (tokens saved, the groups' nodes) from it down
+        for node in sorted(lengths, key=lengths.__getitem__, reverse=True):
+            deeper = [best[child] for child in node.children.values() if child in best]
+            saved = sum(s for s, _ in deeper)
+            own = (len(below[node]) - 1) * lengths[node]
+            best[node] = (own, [node]) if own > saved else (saved, [n for _, nodes in deeper for n in nodes])
+        tops = [best[node] for node in lengths if node.parent not in lengths]
+        return [(lengths[n], below[n]) for saved, nodes in tops if saved for n in nodes]
 
     # -- programs
 

@@ -225,6 +225,7 @@ class RowTable:
         *,
         loads: Sequence[RowLoad],
         page_updates: PageUpdates,
+        shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = (),
     ) -> Step:
         """The batch in which rows[i] (of requests[i]) computes new[i] >= 1 tokens; the table moves on by it."""
         view = RowView(self, rows)
@@ -262,6 +263,7 @@ class RowTable:
             target_positions=scored.target_positions,
             loads=tuple(loads),
             page_updates=page_updates,
+            shared_prefixes=shared_prefixes,
         )
         tenants = numbers[:, _TENANT].copy()
         numbers[:, _COMPUTED] = ends

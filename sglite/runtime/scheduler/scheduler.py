@@ -29,6 +29,7 @@ from sglite.runtime.scheduler.policy import WaitingList
 from sglite.runtime.scheduler.rows import TARGETS, RowTable, RowView, Step
 
 _HEADROOM_TOKENS = 16  # of growth that each running row keeps when another one is admitted
+_MIN_SHARED_TOKENS = 256  # below that reading a prefix once for several rows saves nothing
 _NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
 
 
@@ -44,9 +45,11 @@ class Scheduler:
         max_step_tokens: int,
         lease_s: float,
         hold_s: float,
+        find_shared: bool,
         clock: Callable[[], float],
     ) -> None:
-        """`max_step_tokens` is at least the number of rows, so that every decoding row fits every step."""
+        """`max_step_tokens` is at least the number of rows, so that every decoding row fits every step.
+        `find_shared`: the executor wants to know which rows share a prefix."""
         assert max_step_tokens >= table.max_rows
         self.running: list[Request] = []  # in the order of admission: the youngest is last
         self.waiting = waiting
@@ -57,6 +60,8 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._lease_s = lease_s
         self._hold_s = hold_s
+        self._find_shared = find_shared
+        self._groups: list[tuple[int, list[Request]]] | None = []  # None: to be found again
         self._clock = clock
         self._rows = np.empty(0, np.int32)  # of running, renewed when it changed
         self._rows_old = False
@@ -197,12 +202,31 @@ class Scheduler:
         else:
             requests = requests.copy()
         self._steps += 1
-        step = self._table.build(self._steps, requests, rows, new, loads=loads, page_updates=updates)
+        shared = self._shared_prefixes(requests) if self._find_shared else ()
+        step = self._table.build(
+            self._steps, requests, rows, new, loads=loads, page_updates=updates, shared_prefixes=shared
+        )
         self._metrics.computed_tokens += step.batch.num_tokens
         return step
 
+    def _shared_prefixes(self, requests: list[Request]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Groups of batch indices; looked for again only when a row came, went or grew its prefix."""
+        if self._groups is None:
+            with_prefix = [(r, r.prefix) for r in self.running if r.prefix is not None]
+            groups = self._cache.shared_groups([p for _, p in with_prefix], _MIN_SHARED_TOKENS)
+            self._groups = [(length, [with_prefix[i][0] for i in indices]) for length, indices in groups]
+        if not self._groups:
+            return ()
+        places = {request: i for i, request in enumerate(requests)}
+        computed = self._table.computed
+        found = (
+            (n, tuple(places[r] for r in group if r in places and computed[r.row] >= n)) for n, group in self._groups
+        )
+        return tuple((n, indices) for n, indices in found if len(indices) > 1)
+
     def _running_rows(self) -> IntArray:
         if self._rows_old:
+            self._groups = None
             self._rows = np.array([r.row for r in self.running], np.int32)
             self._rows_old = False
         return self._rows
@@ -300,7 +324,8 @@ class Scheduler:
         if end > prefix.length:
             first, last = prefix.length // page, end // page
             pages = self._table.pages[request.row, first:last].copy()
-            self._cache.extend(prefix, request.ids[prefix.length : end], pages)
+            if self._cache.extend(prefix, request.ids[prefix.length : end], pages):
+                self._groups = None
 
     # -- admission
 

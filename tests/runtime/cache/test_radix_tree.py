@@ -181,6 +181,27 @@ def test_tainted_kv_is_matched_by_nobody_and_its_pages_come_back() -> None:
     assert cache.counts.cached == 8
 
 
+def _locked(cache: CacheManager, *parts: tuple[int, int]) -> Prefix:
+    """A locked prefix of runs of one token each: (token, how many)."""
+    tokens = _ids(t for token, n in parts for t in [token] * n)
+    _store(cache, tokens)
+    return cache.acquire(A, tokens)
+
+
+def test_rows_are_grouped_by_the_prefix_that_saves_the_most_reads() -> None:
+    cache = CacheManager(10_000, 1)
+    trunk = (1, 300)
+    left = [_locked(cache, trunk, (2, 400), (10 + i, 5)) for i in range(3)]
+    right = [_locked(cache, trunk, (3, 400), (20 + i, 5)) for i in range(2)]
+    lonely = [_locked(cache, (4, 500))]
+    groups = cache.shared_groups([*left, *right, *lonely], 100)
+    assert sorted(groups) == [(700, [0, 1, 2]), (700, [3, 4])]
+    assert cache.shared_groups([*left[:1], *right[:1], *lonely], 100) == [(300, [0, 1])]
+    assert cache.shared_groups([*left, *right], 1000) == []
+    many = [_locked(cache, trunk, (30 + i, 20)) for i in range(8)]
+    assert cache.shared_groups([*many, *left[:2]], 100) == [(300, list(range(10)))]
+
+
 def test_matching_a_long_prefix_is_fast() -> None:
     import time
 
