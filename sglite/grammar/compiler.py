@@ -29,6 +29,7 @@ from sglite.grammar.heal import heal_token
 from sglite.grammar.isolation import Worker
 from sglite.grammar.layers import WithResidual
 from sglite.grammar.matcher import CompiledGrammar, Matcher
+from sglite.grammar.regex_size import regex_size
 from sglite.grammar.vocab import Vocab
 from sglite.grammar.worker import Job
 from sglite.protocol import Coverage, GrammarSpec
@@ -231,11 +232,13 @@ class GrammarCompiler:
 
 
 def _may_be_dear(spec: GrammarSpec) -> bool:
-    """What is planned in the worker: every schema, and long texts for llguidance. xgrammar's compile is kept cheap by
+    """What is planned in the worker: every schema, and what is long for llguidance. xgrammar's compile is kept cheap by
     the check of its rules."""
-    if spec.kind in ("json_schema", "tools"):
+    if spec.kind in ("json_object", "ebnf", "structural_tag"):
+        return False
+    if spec.kind == "regex" and regex_size(spec.source).expanded > _LONG_SOURCE:
         return True
-    return spec.kind in ("regex", "lark", "choice") and len(spec.source) > _LONG_SOURCE
+    return spec.kind == "json_schema" or len(spec.source) > _LONG_SOURCE
 
 
 def _submit(pool: ThreadPoolExecutor, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:

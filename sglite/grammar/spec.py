@@ -24,11 +24,13 @@ import llguidance
 import pydantic
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
+from sglite.grammar.regex_size import regex_size
 from sglite.protocol import GrammarSpec, OnUnsupported, Whitespace
 
 # Of a constraint's text, by what it is; finer limits are the compiler's.
 MAX_CHARS = {"schema": 4 << 20, "choices": 4 << 20, "structural_tag": 4 << 20, "regex": 64 << 10}
-MAX_GRAMMAR_CHARS = 256 << 10
+MAX_GRAMMAR_CHARS = 1 << 20
+MAX_SHORTEST_BYTES = 16_384  # of the shortest text that satisfies a constraint; masks look ahead over forced text
 
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")|[ \t\n\r]+', re.DOTALL)
 _COUNT_FROM_NONE = re.compile(r"(\\.|\[(?:\\.|[^\]\\])*\])|\{,(\d+)\}", re.DOTALL)
@@ -58,6 +60,12 @@ def regex(pattern: str) -> GrammarSpec:
     message = _engine_error(llguidance.LLMatcher.grammar_from_regex(source))
     if message:
         raise InvalidGrammar(f"regex {shorten(pattern)!r} cannot be used: {_regex_reason(message)}", param="regex")
+    shortest = regex_size(source).shortest
+    if shortest > MAX_SHORTEST_BYTES:
+        raise GrammarTooLarge(
+            f"regex {shorten(pattern)!r} matches no text under {shortest} bytes; {MAX_SHORTEST_BYTES} is the limit",
+            param="regex",
+        )
     return GrammarSpec(kind="regex", source=source)
 
 
