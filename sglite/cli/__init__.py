@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("sglite.cli.chat", "Talk with a model in the terminal."),
     "run": Command("sglite.cli.run", "Run a program file with a model.", passes_on=True),
     "serve": Command("sglite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "batch": Command("sglite.cli.batch", "Answer a file of OpenAI batch requests, offline."),
     "bench": Command("sglite.cli.bench", "Measure speed."),
     "grammar": Command("sglite.cli.grammar", "Check or explain a JSON schema or another constraint."),
     "model": Command("sglite.cli.model", "Fetch and list models."),

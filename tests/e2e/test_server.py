@@ -21,7 +21,7 @@ import psutil
 import pydantic
 import pytest
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = pytest.mark.model
 
 SUM = {
     "type": "object",
