@@ -37,24 +37,35 @@ class CpuOps:
     """The layer operations in torch. float32 weights are kept as oneDNN packs them, which is 1.2 times (1 row) to
     3 times (16 rows) as fast as the plain product."""
 
+    def __init__(self) -> None:
+        self._eps: dict[float, torch.Tensor] = {}
+
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         return OneDnnWeight(weight) if can_pack(weight) else PlainWeight(weight)
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, weight: CpuWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        return weight.linear(_rms_norm(x, norm), bias)
+        return weight.linear(self._rms_norm(x, norm), bias)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, weight: CpuWeight) -> torch.Tensor:
-        gate, up = weight.linear(_rms_norm(x, norm), None).chunk(2, dim=-1)
+        gate, up = weight.linear(self._rms_norm(x, norm), None).chunk(2, dim=-1)
         return torch.nn.functional.silu(gate).mul_(up)
 
     def linear_add(
         self, x: torch.Tensor, weight: CpuWeight, bias: torch.Tensor | None, residual: torch.Tensor
     ) -> torch.Tensor:
-        return residual.add_(weight.linear(x, bias))
+        return weight.linear_add(x, bias, residual)
 
-
-def _rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    def _rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """As torch's, in half of the operations for float32. Streaming the weights empties the caches, so that each
+        small operation between two projections costs 4 to 10 us whatever it does."""
+        if x.dtype != torch.float32:
+            return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        eps = self._eps.get(norm.eps)
+        if eps is None:
+            eps = self._eps[norm.eps] = torch.full((1,), norm.eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return torch.mul(x, scale).mul_(norm.weight)
 
 
 class ReadyCopy:

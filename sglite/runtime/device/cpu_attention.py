@@ -59,7 +59,7 @@ class Family:
 
     prefix: Piece | None
     tails: list[Tail]
-    queries: torch.Tensor  # int64[Q] the tokens of all tails, one after the other
+    tokens: torch.Tensor | None  # int64[Q] the tokens of all tails, one after the other; None: all of the step's
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,23 @@ class Wide:
     past: Piece | None
 
 
+@dataclass(slots=True)
+class StepBuffers:
+    """What all layers of a step write to, with the views that they use: a view costs as much as a small operation.
+
+    T tokens. Outputs are kept as [tokens, group, kv_heads, head_dim], the order in which the kernel writes them.
+    """
+
+    qkv: torch.Tensor  # [T, heads + 2 * kv_heads, head_dim], rotated
+    queries: torch.Tensor  # [T, kv_heads, group, head_dim], view of qkv
+    keys_values: torch.Tensor  # [T, 2 * kv_heads, head_dim], view of qkv
+    out: torch.Tensor  # [T, heads * head_dim]
+    out_by_group: torch.Tensor  # [T, group, kv_heads, head_dim], view of out
+    slots: torch.Tensor  # int64[T]
+    cos: torch.Tensor | None = None  # [T, heads + 2 * kv_heads, head_dim]; 1 for the value heads
+    sin: torch.Tensor | None = None  # the same, with -sin in the first half of a head; 0 for the value heads
+
+
 class CpuAttention:
     def __init__(self, shape: AttentionShape, cache: CpuKVCache) -> None:
         self._shape = shape
@@ -76,25 +93,33 @@ class CpuAttention:
         self._group = shape.num_heads // shape.num_kv_heads
         self._families: list[Family] = []
         self._wide: list[Wide] = []
-        self._in_order = False
-        self._slots = torch.empty(0, dtype=torch.int64)
-        self._cos = self._sin = torch.empty(0)
-        self._angles_of: torch.Tensor | None = None
+        self._buffers = self._make_buffers(torch.zeros(1, dtype=torch.int64))
 
     # -- planning, on the host
 
     def plan(self, batch: ForwardBatch) -> None:
         plan = batch.batch
-        self._slots = batch.slots.long()
-        self._angles_of = None
+        self._buffers = self._make_buffers(batch.slots.long())
         first = np.cumsum(plan.num_new) - plan.num_new
         narrow = np.flatnonzero(plan.num_new <= NARROW)
         wide = np.flatnonzero(plan.num_new > NARROW)
         rows = _Rows(batch.host_page_table, self._cache.page_size, plan.rows, plan.starts, plan.num_new, first)
         self._wide = [self._plan_wide(rows, int(i)) for i in wide]
         self._families = [self._plan_family(rows, members, prefix) for members, prefix in families(rows, narrow)]
-        only = self._families[0].queries if len(self._families) == 1 and not self._wide else None
-        self._in_order = only is not None and np.array_equal(only.numpy(), np.arange(plan.num_tokens))
+
+    def _make_buffers(self, slots: torch.Tensor) -> StepBuffers:
+        shape, count = self._shape, slots.shape[0]
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        qkv = torch.empty((count, heads + 2 * kv_heads, dim), dtype=shape.dtype)
+        out = torch.empty((count, heads * dim), dtype=shape.dtype)
+        return StepBuffers(
+            qkv=qkv,
+            queries=qkv[:, :heads].unflatten(1, (kv_heads, self._group)),
+            keys_values=qkv[:, heads:],
+            out=out,
+            out_by_group=out.view(count, kv_heads, self._group, dim).transpose(1, 2),
+            slots=slots,
+        )
 
     def _plan_wide(self, rows: _Rows, i: int) -> Wide:
         first, start = int(rows.first[i]), int(rows.starts[i])
@@ -109,7 +134,10 @@ class CpuAttention:
         for part in cut_by_length(lengths[order], max(1, GATHER_BYTES // token_bytes)):
             tails.append(self._plan_tail(rows, members[np.sort(order[part])], prefix))
         piece = _piece(rows.slots(int(members[0]), 0, prefix)) if prefix else None
-        return Family(piece, tails, torch.cat([tail.tokens for tail in tails]))
+        tokens = torch.cat([tail.tokens for tail in tails])
+        count = self._buffers.slots.shape[0]
+        in_order = tokens.shape[0] == count and torch.equal(tokens, torch.arange(count))
+        return Family(piece, tails, None if in_order else tokens)
 
     def _plan_tail(self, rows: _Rows, members: NDArray[np.int64], prefix: int) -> Tail:
         new, lengths = rows.num_new[members], rows.starts[members] + rows.num_new[members] - prefix
@@ -140,82 +168,85 @@ class CpuAttention:
         cos_sin: torch.Tensor,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        shape = self._shape
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        parts = qkv.unflatten(-1, (-1, shape.head_dim))  # [T, heads + 2 * kv_heads, head_dim]
+        buffers, cache = self._buffers, self._cache.kv[layer]
+        parts = qkv.view(buffers.qkv.shape)
         if norms is not None:
+            heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
             _normalise(parts[:, :heads], norms[0])
             _normalise(parts[:, heads : heads + kv_heads], norms[1])
-        self._rotate(parts[:, : heads + kv_heads], cos_sin, batch)
-        cache = self._cache.kv[layer]
-        cache.index_copy_(0, self._slots, parts[:, heads:])
-        queries = parts[:, :heads].unflatten(1, (kv_heads, self._group))  # [T, kv_heads, group, head_dim]
-        if self._in_order:
-            return self._family(self._families[0], queries, cache).flatten(1)
-        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        self._rotate(parts, cos_sin, batch)
+        cache.index_copy_(0, buffers.slots, buffers.keys_values)
         for family in self._families:
-            out[family.queries] = self._family(family, queries[family.queries], cache)
+            self._family(family, cache)
         for wide in self._wide:
-            out[wide.first : wide.last] = self._prefill(wide, parts, queries, cache)
-        return out.flatten(1)
+            self._prefill(wide, cache)
+        return buffers.out
 
     def _rotate(self, x: torch.Tensor, cos_sin: torch.Tensor, batch: ForwardBatch) -> None:
-        """In place: x * [cos, cos] + swapped halves * [-sin, sin]. The angles are the same for all layers of a step."""
-        if self._angles_of is not cos_sin:
-            cos, sin = cos_sin[batch.positions].to(x.dtype).chunk(2, dim=-1)
-            self._cos = torch.cat((cos, cos), -1)[:, None]
-            self._sin = torch.cat((-sin, sin), -1)[:, None]
-            self._angles_of = cos_sin
-        swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        x.mul_(self._cos).addcmul_(swapped, self._sin)
+        """Into the buffer: x * [cos, cos] + swapped halves * [-sin, sin]. The factors serve all layers of a step."""
+        buffers = self._buffers
+        if buffers.cos is None or buffers.sin is None:
+            rotated = self._shape.num_heads + self._shape.num_kv_heads
+            cos, sin = cos_sin[batch.positions].to(x.dtype)[:, None].chunk(2, dim=-1)
+            buffers.cos, buffers.sin = torch.ones_like(buffers.qkv), torch.zeros_like(buffers.qkv)
+            buffers.cos[:, :rotated] = torch.cat((cos, cos), -1)
+            buffers.sin[:, :rotated] = torch.cat((-sin, sin), -1)
+        torch.mul(x, buffers.cos, out=buffers.qkv)
+        buffers.qkv.addcmul_(x.roll(x.shape[-1] // 2, dims=-1), buffers.sin)
 
-    def _family(self, family: Family, queries: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        """queries: [Q, kv_heads, group, head_dim] in the order of family.queries. Returns the same shape."""
+    def _family(self, family: Family, cache: torch.Tensor) -> None:
+        buffers = self._buffers
+        queries = buffers.queries if family.tokens is None else buffers.queries.index_select(0, family.tokens)
         done = 0
         outs, sums = [], []
         for tail in family.tails:
             count = tail.tokens.shape[0]
-            out, total = self._tail(tail, queries[done : done + count], cache)
+            mine = queries if count == queries.shape[0] else queries[done : done + count]
+            out, total = self._tail(tail, mine, cache)
             outs.append(out)
             sums.append(total)
             done += count
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        if family.prefix is None:
-            return out
-        total = sums[0] if len(sums) == 1 else torch.cat(sums)
-        keys, values = self._read(cache, family.prefix, 1)
-        folded = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, kv_heads, Q * group, head_dim]
-        before, before_total = self._attend(folded, keys, values)
-        before = before[0].unflatten(1, (-1, self._group)).transpose(0, 1)  # [Q, kv_heads, group, head_dim]
-        before_total = before_total[0].unflatten(1, (-1, self._group)).transpose(0, 1)
-        return _merge(out, total, before, before_total)
+        if family.prefix is not None:
+            total = sums[0] if len(sums) == 1 else torch.cat(sums)
+            folded = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, kv_heads, Q * group, head_dim]
+            before, before_total = self._attend(folded, *self._read(cache, family.prefix, 1))
+            out = _merge(out, total, before.view(out.shape), before_total.view(total.shape))
+        if family.tokens is None:
+            buffers.out_by_group.copy_(out)
+        else:
+            buffers.out_by_group.index_copy_(0, family.tokens, out)
 
     def _tail(self, tail: Tail, queries: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output [N * M, kv_heads, group, head_dim], log-sum-exp [N * M, kv_heads, group]) of the own tokens."""
+        """(output [N * M, group, kv_heads, head_dim], log-sum-exp [N * M, group, kv_heads]) over the own tokens.
+        queries: [N * M, kv_heads, group, head_dim]."""
         keys, values = self._read(cache, tail.slots, tail.rows)
-        folded = queries.unflatten(0, (tail.rows, -1)).transpose(1, 2).flatten(2, 3)  # [N, kv_heads, M * group, dim]
-        out, total = self._attend(folded, keys, values, mask=tail.mask)
-        out = out.unflatten(2, (-1, self._group)).transpose(1, 2).flatten(0, 1)
-        return out, total.unflatten(2, (-1, self._group)).transpose(1, 2).flatten(0, 1)
+        count = queries.shape[0]
+        folded = queries
+        if count > tail.rows:
+            folded = queries.unflatten(0, (tail.rows, -1)).transpose(1, 2).flatten(2, 3)
+        out, total = self._attend(folded, keys, values, mask=tail.mask)  # [N, M * group, kv_heads, head_dim]
+        if count > tail.rows:
+            out, total = (part.reshape(count, self._group, *part.shape[2:]) for part in (out, total))
+        return out, total
 
-    def _prefill(self, wide: Wide, parts: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        """[M, kv_heads, group, head_dim] of one row's M new tokens."""
-        heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
-        folded = queries[wide.first : wide.last].permute(2, 1, 0, 3)  # [group, kv_heads, M, head_dim]
-        own = parts[wide.first : wide.last, heads:].transpose(0, 1).expand(self._group, -1, -1, -1)
+    def _prefill(self, wide: Wide, cache: torch.Tensor) -> None:
+        """One row's M new tokens."""
+        buffers, kv_heads = self._buffers, self._shape.num_kv_heads
+        folded = buffers.queries[wide.first : wide.last].permute(2, 1, 0, 3)  # [group, kv_heads, M, head_dim]
+        own = buffers.keys_values[wide.first : wide.last].transpose(0, 1).expand(self._group, -1, -1, -1)
         out, total = self._attend(folded, own[:, :kv_heads], own[:, kv_heads:], causal=True)
         if wide.past is not None:
             keys, values = self._read(cache, wide.past, 1)
             keys, values = (part.expand(self._group, -1, -1, -1) for part in (keys, values))
-            before, before_total = self._attend(folded, keys, values)
-            out = _merge(out, total, before, before_total)
-        return out.permute(2, 1, 0, 3)
+            out = _merge(out, total, *self._attend(folded, keys, values))
+        buffers.out_by_group[wide.first : wide.last] = out.transpose(0, 1)  # [M, group, kv_heads, head_dim]
 
     def _read(self, cache: torch.Tensor, piece: Piece, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of N rows' slots, each [N, kv_heads, S, head_dim]."""
         found = cache[piece] if isinstance(piece, slice) else cache.index_select(0, piece)
-        found = found.unflatten(0, (rows, -1)).transpose(1, 2)
-        return found[:, : self._shape.num_kv_heads], found[:, self._shape.num_kv_heads :]
+        found = found.view(rows, -1, *found.shape[1:]).transpose(1, 2)
+        return found.split(self._shape.num_kv_heads, dim=1)
 
     def _attend(
         self,
@@ -226,8 +257,10 @@ class CpuAttention:
         mask: torch.Tensor | None = None,
         causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, heads, queries, dim] over [B, heads, keys, dim] -> (the same as queries, log-sum-exp without dim)."""
-        return _flash(queries, keys, values, 0.0, causal, attn_mask=mask, scale=self._shape.scale)
+        """[B, heads, queries, dim] over [B, heads, keys, dim] -> (output [B, queries, heads, dim], log-sum-exp
+        [B, queries, heads])."""
+        out, total = _flash(queries, keys, values, 0.0, causal, attn_mask=mask, scale=self._shape.scale)
+        return out.transpose(1, 2), total.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ class CpuWeight(Protocol):
         """x  # [T, in]  @ weight.T + bias -> [T, out]."""
         ...
 
+    def linear_add(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """residual + x @ weight.T + bias; may be written into residual."""
+        ...
+
 
 class PlainWeight:
     def __init__(self, weight: torch.Tensor) -> None:
@@ -21,6 +25,9 @@ class PlainWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight, bias)
+
+    def linear_add(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self.linear(x, bias))
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -36,3 +43,6 @@ class OneDnnWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+
+    def linear_add(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
