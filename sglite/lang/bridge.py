@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
 import itertools
+import queue
 import threading
 import types
 from collections import deque
@@ -140,18 +142,17 @@ class _Worker:
 
     def __init__(self, pool: WorkerPool, first: _Job) -> None:
         self._pool = pool
-        self.ready: deque[_Job | int] = deque([first])
-        self.wake = threading.Condition(pool.lock)
-        self.idle = False
+        # A job to begin, the number of a function to resume, or None to end. Putting takes no lock of ours: the
+        # program loop resumes thousands of functions a second.
+        self.ready: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
+        self.ready.put(first)
         self._functions: dict[int, _Function] = {}
         self._numbers = itertools.count()
         self.thread = threading.Thread(target=self._main, name="sglite-worker", daemon=True)
         self.thread.start()
 
     def resume(self, number: int) -> None:
-        with self._pool.lock:
-            self.ready.append(number)
-            self.wake.notify()
+        self.ready.put(number)
 
     def _main(self) -> None:
         while (item := self._next()) is not None:
@@ -166,20 +167,20 @@ class _Worker:
         self._functions.clear()  # on this thread, where greenlets must end
 
     def _next(self) -> _Job | int | None:
-        pool = self._pool
-        with pool.lock:
-            while not pool.closed:
-                if self.ready:
-                    return self.ready.popleft()
-                if pool.waiting:
-                    return pool.waiting.popleft()
-                self.idle = True
-                woken = self.wake.wait(None if self._functions else IDLE_S)
-                self.idle = False
-                if not woken and not self.ready and not pool.waiting:
-                    break
-            pool.workers.remove(self)
-            return None
+        with contextlib.suppress(queue.Empty):
+            return self.ready.get_nowait()
+        job = self._pool.take_or_idle(self)
+        if job is not None:
+            return job
+        while True:
+            try:
+                item = self.ready.get(timeout=None if self._functions else IDLE_S)
+            except queue.Empty:
+                if self._pool.retire(self):
+                    return None
+            else:
+                self._pool.busy(self)
+                return item
 
 
 class _Job:
@@ -202,32 +203,52 @@ class WorkerPool:
 
     def __init__(self, max_workers: int = MAX_WORKERS) -> None:
         self._max_workers = max_workers
-        self.lock = threading.Lock()
-        self.closed = False
-        self.workers: list[_Worker] = []
-        self.waiting: deque[_Job] = deque()
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()
+        self._idle: set[_Worker] = set()  # wait for something to do
+        self._jobs: deque[_Job] = deque()  # wait for a worker
+        self._closed = False
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         job = _Job(function)
-        with self.lock:
-            idle = next((w for w in self.workers if w.idle), None)
-            if idle is not None:
-                idle.idle = False
-                idle.ready.append(job)
-                idle.wake.notify()
-            elif len(self.workers) < self._max_workers:
-                self.workers.append(_Worker(self, job))
+        with self._lock:
+            if self._idle:
+                self._idle.pop().ready.put(job)
+            elif len(self._workers) < self._max_workers:
+                self._workers.add(_Worker(self, job))
             else:
-                self.waiting.append(job)
+                self._jobs.append(job)
         return job.future
+
+    def take_or_idle(self, worker: _Worker) -> _Job | None:
+        """A job that waits; else the worker counts as idle until it is given one."""
+        with self._lock:
+            if self._jobs and not self._closed:
+                return self._jobs.popleft()
+            self._idle.add(worker)
+            return None
+
+    def busy(self, worker: _Worker) -> None:
+        """Its function may block from here on: no job is to wait for it."""
+        with self._lock:
+            self._idle.discard(worker)
+
+    def retire(self, worker: _Worker) -> bool:
+        """An idle worker may end. False when it was given a job at this moment."""
+        with self._lock:
+            if worker not in self._idle:
+                return False
+            self._idle.discard(worker)
+            self._workers.discard(worker)
+            return True
 
     def close(self) -> None:
         """At interpreter exit: workers end, and what they had begun is given up."""
-        with self.lock:
-            self.closed = True
-            workers = list(self.workers)
-            for worker in workers:
-                worker.wake.notify()
+        with self._lock:
+            self._closed = True
+            workers = list(self._workers)
+        for worker in workers:
+            worker.ready.put(None)
         for worker in workers:
             worker.thread.join(EXIT_S)
 

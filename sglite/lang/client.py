@@ -6,7 +6,7 @@ A client with `tokenizer` None takes and gives text only (an OpenAI-compatible A
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from sglite.protocol import (
     Coverage,
@@ -52,7 +52,6 @@ class Client(Protocol):
         ...
 
 
-@runtime_checkable
 class ChatClient(Client, Protocol):
     """A client that takes a chat's messages instead of a prompt."""
 
@@ -61,3 +60,7 @@ class ChatClient(Client, Protocol):
     ) -> AsyncIterator[RequestOutput]:
         """As `stream_request`; the request's prompt is not looked at."""
         ...
+
+
+def takes_chats(client: Client) -> TypeGuard[ChatClient]:
+    return callable(getattr(client, "stream_chat", None))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -18,11 +18,11 @@ import msgspec
 from sglite.errors import ProgramSyntaxError, SgliteError
 from sglite.lang.branch import Branch, Concatenate, Fork, Item, Outcome, Slot, Snapshot
 from sglite.lang.choices import Evidence, probabilities
-from sglite.lang.client import ChatClient
+from sglite.lang.client import takes_chats
 from sglite.lang.lower import (
     gen_meta,
-    gen_params,
     generate_request,
+    resolved,
     score_request,
     select_meta,
     total_usage,
@@ -63,11 +63,11 @@ async def _text(branch: Branch, node: Text, item: Item) -> None:
 
 async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     session = branch.session
-    params = gen_params(gen, session.defaults)
+    params, sampling = resolved(gen.params, session.defaults)
     prompt = branch.transcript.prompt()
     if session.gate is not None and isinstance(prompt.content, tuple):
         session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
-    request = generate_request(branch, gen, prompt, params)
+    request = generate_request(branch, gen, prompt, sampling)
     branch.last_request_id, branch.siblings = request.request_id, 1
     slot = item.slots.get(gen.name) if gen.name is not None else None
     outputs = await _outputs(branch, request, params, slot)
@@ -88,11 +88,7 @@ async def _outputs(
     """One merged output a completion; what comes of the first one is shown as it comes."""
     pieces: list[list[RequestOutput]] = [[] for _ in range(request.sampling_params.n)]
     client = branch.session.client
-    if isinstance(client, ChatClient):
-        stream = client.stream_chat(_chat_messages(branch), request)
-    else:
-        stream = client.stream_request(request)
-    async with aclosing(cast(Any, stream)) as outputs:
+    async with aclosing(_stream(branch, request)) as outputs:
         async for output in outputs:
             if output.error is not None:
                 raise output.error.to_exception()
@@ -108,6 +104,16 @@ async def _outputs(
         if output.finish_reason is FinishReason.SCHEMA_VIOLATION:
             raise SgliteError(f"the output violates the constraint: {output.reason}")
     return merged
+
+
+def _stream(branch: Branch, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
+    """The client's answer; clients give generators, which abort the request when they are closed."""
+    client = branch.session.client
+    if takes_chats(client):
+        stream = client.stream_chat(_chat_messages(branch), request)
+    else:
+        stream = client.stream_request(request)
+    return cast("AsyncGenerator[RequestOutput]", stream)
 
 
 def _gen_outcome(
@@ -204,15 +210,9 @@ async def _select_by_text(branch: Branch, select: Select) -> Outcome:
         params=GenParams(temperature=select.temperature, seed=select.seed, max_tokens=_CHOICE_TOKENS),
         grammar=GrammarSpec(kind="choice", source=json.dumps(select.choices)),
     )
-    params = gen_params(gen, GenParams())
-    request = generate_request(branch, gen, branch.transcript.prompt(), params)
-    client = branch.session.client
-    stream = (
-        client.stream_chat(_chat_messages(branch), request)
-        if isinstance(client, ChatClient)
-        else client.stream_request(request)
-    )
-    async with aclosing(cast(Any, stream)) as outputs:
+    params, sampling = resolved(gen.params, GenParams())
+    request = generate_request(branch, gen, branch.transcript.prompt(), sampling)
+    async with aclosing(_stream(branch, request)) as outputs:
         output = merge_outputs([o async for o in outputs])
     if output.text not in select.choices:
         raise SgliteError(f"the backend answered {output.text!r}, which is none of the choices")

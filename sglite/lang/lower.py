@@ -6,6 +6,7 @@ tuples, and `usage` is ours.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sglite.lang.branch import Branch
@@ -17,6 +18,7 @@ from sglite.protocol import (
     GenerateRequest,
     ProgramRef,
     RequestOutput,
+    SamplingParams,
     ScoreOutput,
     ScoreRequest,
     TokenLogprob,
@@ -27,8 +29,11 @@ from sglite.text.types import TextTokenizer
 DEFAULT_MAX_TOKENS = 128
 
 
-def gen_params(gen: Gen, defaults: GenParams) -> GenParams:
-    return gen.params.over(defaults).over(GenParams(max_tokens=DEFAULT_MAX_TOKENS))
+@lru_cache(maxsize=1024)
+def resolved(said: GenParams, defaults: GenParams) -> tuple[GenParams, SamplingParams]:
+    """What holds for a gen that says `said` in a run with `defaults`, in both forms."""
+    params = said.over(defaults).over(GenParams(max_tokens=DEFAULT_MAX_TOKENS))
+    return params, params.sampling_params()
 
 
 def program_ref(branch: Branch) -> ProgramRef:
@@ -43,11 +48,11 @@ def program_ref(branch: Branch) -> ProgramRef:
     )
 
 
-def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: GenParams) -> GenerateRequest:
+def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
     return GenerateRequest(
         request_id=branch.session.next_request_id(),
         prompt=prompt.content,
-        sampling_params=params.sampling_params(),
+        sampling_params=params,
         grammar=gen.grammar,
         heal=prompt.heal,
         close_on_budget=gen.close_on_budget,

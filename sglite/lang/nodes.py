@@ -9,7 +9,7 @@ Nodes and text are put together with `+`:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from sglite.errors import ProgramSyntaxError
@@ -77,8 +77,8 @@ class GenParams:
 
     def over(self, defaults: GenParams) -> GenParams:
         """These where they say something, else `defaults`."""
-        pairs = {f: getattr(self, f) for f in self.__slots__}
-        return GenParams(**{f: getattr(defaults, f) if v is None else v for f, v in pairs.items()})
+        said = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        return replace(defaults, **said) if said else defaults
 
     def sampling_params(self) -> SamplingParams:
         """Raises InvalidRequest for values that cannot work."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sglite.errors import InvalidRequest
-from sglite.lang.client import ChatClient, Client
+from sglite.lang.client import Client, takes_chats
 from sglite.text.types import TextTokenizer
 
 _MAX_CACHED = 4096
@@ -105,6 +105,6 @@ def roles_of(tokenizer: TextTokenizer) -> Roles:
 
 def roles_without_tokenizer(client: Client) -> Roles:
     """A chat API is given messages, so what stands between them is only for people to read."""
-    if isinstance(client, ChatClient) or not client.model_info.has_chat_template:
+    if takes_chats(client) or not client.model_info.has_chat_template:
         return PlainRoles()
     return UnknownRoles()
