@@ -79,10 +79,11 @@ def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage]:
         rules += _calls_alone(answer)
     else:
         rules += _calls_in_text(answer)
-    if answer.answer is not None and not answer.must_call:
-        text, found = _answer(answer.answer, limits)
-        rules.append(text)
-        items += found
+    if answer.answer is not None:
+        text, found = _answer(answer.answer, limits)  # a schema that cannot work is refused also where it is not used
+        if not answer.must_call:
+            rules.append(text)
+            items += found
     reason = "the exact grammars of the tools' schemas, put together"
     return "\n".join(rules) + "\n", Coverage(items=tuple(items), engine="llguidance", reason=reason)
 

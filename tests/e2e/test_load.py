@@ -1,4 +1,4 @@
-"""Many clients at once against one server with a tiny model: nothing lost, doubled or crossed, and all memory comes back.
+"""Many clients at once against one server with a tiny model: nothing lost, doubled or crossed, all memory comes back.
 
 SGLITE_LOAD_SECONDS sets how long (60 s is the full test; the default is short).
 """

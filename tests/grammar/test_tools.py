@@ -75,6 +75,15 @@ def test_with_an_answer_schema_it_is_either_calls_or_the_answer() -> None:
         assert not ok(bad), bad
 
 
+def test_an_answer_schema_that_cannot_work_is_refused_also_where_a_call_is_required() -> None:
+    bad = ToolAnswer(calls=(ADD,), syntax=TAGGED, must_call=True, answer=AnswerSchema('{"type":"nothing"}'))
+    with pytest.raises(GrammarError):
+        compiler.compile_now(tools(bad))
+    good = accepts(ToolAnswer(calls=(ADD,), syntax=TAGGED, must_call=True, answer=ANSWER))
+    assert good(ONE)
+    assert not good('{"a":true}')
+
+
 def test_bare_calls() -> None:
     ok = accepts(ToolAnswer(calls=(ADD,), syntax=BARE, must_call=True))
     assert ok('{"name": "add", "parameters": {"a":1}}')

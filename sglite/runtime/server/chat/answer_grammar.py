@@ -46,7 +46,7 @@ def answer_grammar(
             syntax=syntax,
             must_call=must_call,
             several=choice.parallel and choice.mode != "named",
-            answer=None if answer is None or must_call else _schema_of(answer),
+            answer=None if answer is None else _schema_of(answer),
         )
     )
     return AnswerGrammar(spec, syntax)
