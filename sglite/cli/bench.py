@@ -45,3 +45,46 @@ def plot(
     from sglite.bench.plot import plot as draw
 
     draw(reports, out)
+
+
+@app.command()
+def cpu(
+    model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
+    out: Path | None = typer.Option(None, "--out", help="Write the numbers as JSON."),
+    repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs; the median counts."),
+) -> None:
+    """Compare with transformers' generate on this CPU: one row, shared prefixes, a tree of thought, start, memory."""
+    from sglite.bench.cpu import run  # torch takes a moment to load
+
+    report = run(model, repeat=repeat, note=lambda text: print(text, flush=True))
+    print(json.dumps(report["numbers"], indent=1))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command()
+def serve(
+    url: str | None = typer.Option(None, "--url", help="Measure this OpenAI-compatible API (…/v1), whatever runs it."),
+    compare: str | None = typer.Option(
+        None, "--compare", help="'transformers': against naive servers, on this machine."
+    ),
+    model: str = typer.Option("smollm2", "--model", help="What the started servers serve, or the name sent to --url."),
+    device: str = typer.Option("cpu", "--device", help="Of the server that is started for --compare."),
+    users: int = typer.Option(50, "--users", min=1, help="Users at once."),
+    requests: int = typer.Option(50, "--requests", min=1, help="Requests in all."),
+    prompt_words: int = typer.Option(64, "--prompt-words", min=1, help="Words of a prompt (about 1.3 tokens each)."),
+    shared_words: int = typer.Option(0, "--shared-words", min=0, help="Of those, the same for every request."),
+    max_tokens: int = typer.Option(32, "--max-tokens", min=1, help="Output tokens of a request, at most."),
+    rate: float = typer.Option(0.0, "--rate", min=0.0, help="Requests a second, Poisson; 0: as fast as users allow."),
+    api_key: str = typer.Option("none", "--api-key", help="Sent to --url."),
+    out: Path | None = typer.Option(None, "--out", help="Write the numbers as JSON; a picture goes beside it."),
+) -> None:
+    """Many users at once against a server: time to the first token, between tokens, throughput, failures."""
+    from sglite.bench import serve as bench  # brings a client and, to compare, transformers in
+
+    load = bench.Load(
+        users=users, requests=requests, prompt_words=prompt_words, shared_words=shared_words, max_tokens=max_tokens,
+        rate=rate, model=model,
+    )  # fmt: skip
+    bench.main(load, url=url, compare_with=compare, device=device, api_key=api_key, out=out)
