@@ -86,9 +86,8 @@ def run(names: Sequence[str], config: EngineConfig, *, repeat: int, note: Callab
         device, dtype = _placement(config, engine)
         report.device = _device_name(device)
         report.rates = calibrate(device, dtype)
-        note(
-            f"{report.device}: copy {report.rates.copy / 1e12:.2f} TB/s, matmul {report.rates.matmul / 1e12:.0f} TFLOP/s"
-        )
+        copy, matmul = report.rates.copy / 1e12, report.rates.matmul / 1e12
+        note(f"{report.device}: copy {copy:.2f} TB/s, matmul {matmul:.0f} TFLOP/s")
         cost = ModelCost.of(_model_config(config), dtype.itemsize)
         for load in loads:
             row = measure(engine, load, repeat=repeat)

@@ -27,13 +27,18 @@ def host_inputs(batch: Batch, page_table: IntArray, page_size: int) -> HostInput
     """
     if batch.num_tokens == batch.rows.shape[0]:  # one token a row
         positions, token_rows = batch.starts, batch.rows
-        logits_index = np.flatnonzero(batch.num_logits).astype(np.int32)
+        if len(batch.mask_slots) == len(token_rows):  # and each has logits
+            logits_index = np.arange(len(token_rows), dtype=np.int32)
+        else:
+            logits_index = np.flatnonzero(batch.num_logits).astype(np.int32)
     else:
         ends = np.cumsum(batch.num_new, dtype=np.int32)
         offsets = batch.starts - (ends - batch.num_new)
         positions = np.arange(batch.num_tokens, dtype=np.int32) + np.repeat(offsets, batch.num_new)
         token_rows = np.repeat(batch.rows, batch.num_new)
         logits_index = ranges(ends - batch.num_logits, batch.num_logits)
+    if page_size == 1:
+        return HostInputs(token_rows, positions, page_table[token_rows, positions], logits_index)
     pages = page_table[token_rows, positions // page_size]
     return HostInputs(token_rows, positions, pages * page_size + positions % page_size, logits_index)
 

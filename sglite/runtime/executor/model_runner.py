@@ -15,7 +15,7 @@ from sglite.runtime.device.base import AttentionBackend, Device, HostCopy, RowTa
 from sglite.runtime.executor.grammar_mask import MaskRing
 from sglite.runtime.executor.logits.draw import TorchSamplerOps
 from sglite.runtime.executor.row_tables import SamplingTables
-from sglite.runtime.executor.sampler import DrawnRows, Sampler, plan_draws
+from sglite.runtime.executor.sampler import DrawnRows, DrawPlanner, Sampler
 from sglite.runtime.executor.scoring import StepScores
 from sglite.runtime.models.registry import Model
 
@@ -68,6 +68,7 @@ class ModelRunner:
         self._sample = device.capture_sample(Sampler(device.sampler_ops() or TorchSamplerOps()).run)
         self._tables = _row_tables(device, max_rows, -(-max_model_len // page_size), page_size)
         self._sampling = SamplingTables(max_rows, vocab_size, device.torch_device)
+        self._planner = DrawPlanner(self._sampling)
         self._masks = MaskRing(device, mask_rows, vocab_size)
         self._logits: torch.Tensor | None = None
 
@@ -89,7 +90,7 @@ class ModelRunner:
         logits, self._logits = self._logits, None
         assert logits is not None, "sample() without forward()"
         self._sampling.count_known(batch)
-        plan = plan_draws(batch, self._sampling)
+        plan = self._planner.plan(batch)
         scores = StepScores(batch, plan, self._sampling.logprobs)
         inputs = self._device.prepare_sample(
             plan,

@@ -86,8 +86,10 @@ class SamplingTables:
         self.counts = SlotTable(vocab_size, torch.int32, device)
         self.bias = SlotTable(vocab_size, torch.float32, device)
         self._counted: dict[int, CountedRow] = {}
+        self.version = 0  # grows when a row gets a new tenant
 
     def load(self, loads: Sequence[RowLoad]) -> None:
+        self.version += bool(loads)
         for load in loads:
             self._free(load.row)
             self._set(load.row, load.sampling)

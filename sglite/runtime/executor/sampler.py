@@ -8,8 +8,9 @@ collect(...)                   -> StepResult          when the copies are on the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,34 @@ def plan_draws(batch: Batch, tables: SamplingTables) -> SamplePlan:
         count_slots=count_slots,
         bias_slots=bias_slots,
     )
+
+
+class DrawPlanner:
+    """`plan_draws` for step after step: what steps of the same rows with one draw each have in common is kept."""
+
+    def __init__(self, tables: SamplingTables) -> None:
+        self._tables = tables
+        self._last: SamplePlan | None = None
+        self._version = -1
+
+    def plan(self, batch: Batch) -> SamplePlan:
+        if len(batch.mask_slots) != len(batch.rows) or not batch.samples.all():
+            return plan_draws(batch, self._tables)
+        last = self._last
+        if last is None or self._version != self._tables.version or not np.array_equal(batch.rows, last.rows):
+            self._last, self._version = plan_draws(batch, self._tables), self._tables.version
+            return self._last
+        return self._next(last, batch)
+
+    def _next(self, last: SamplePlan, batch: Batch) -> SamplePlan:
+        plan = copy.copy(last)
+        plan.mask_index = batch.mask_slots
+        masked = bool(batch.mask_slots.max() >= 0)
+        if masked != last.flags.masked:
+            plan.flags = replace(last.flags, masked=masked)
+        if last.flags.random:
+            plan.keys = noise_keys(self._tables.seeds[batch.rows], batch.output_index)
+        return plan
 
 
 def _draft_ids(batch: Batch, chosen: NDArray[Any], num_draws: IntArray, rank: IntArray) -> IntArray:

@@ -23,13 +23,13 @@ _MAX_SPLITS = 64
 def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
     """Into how many parts the KV of each of `tokens` rows of up to `longest` cached tokens is cut.
 
-    Enough programs to load the GPU, but no part under 16 tokens (64 where rows alone give some parallelism).
+    Enough programs to load the GPU, but no part under 32 tokens (128 where rows alone give some parallelism).
     """
     programs = tokens * kv_heads
     if programs >= 256 and longest <= 1024 or programs >= 512:
         return 1
     wanted = max(1, (528 if longest > 1024 else 256) // programs)
-    smallest = 16 if programs < 64 else 64
+    smallest = 32 if programs < 64 else 128
     useful = max(1, triton.cdiv(longest, smallest))
     return min(_MAX_SPLITS, triton.next_power_of_2(wanted), triton.next_power_of_2(useful))
 
@@ -122,6 +122,8 @@ class CudaAttention:
 
 def _tile(programs: int, splits: int) -> tuple[int, int, int]:
     """Tokens a tile, pipeline stages, warps."""
-    if splits > 1:
-        return (16, 3, 1) if programs < 64 else (32, 3, 2)
-    return (32, 3, 2) if programs >= 1024 else (64, 3, 4)
+    if splits == 1:
+        return (32, 2, 1) if programs >= 1024 else (64, 3, 4)
+    if programs < 64:
+        return (32, 2, 1) if splits <= 16 else (64, 3, 4)
+    return (32, 3, 2) if splits > 2 else (64, 3, 4)

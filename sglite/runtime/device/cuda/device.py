@@ -31,11 +31,12 @@ from sglite.runtime.device.base import (
     SamplerOps,
 )
 from sglite.runtime.device.cuda.attention import CudaAttention, choose_splits
-from sglite.runtime.device.cuda.graphs import ForwardGraphs
+from sglite.runtime.device.cuda.graphs import ForwardGraphs, GraphPool, SampleGraphs
 from sglite.runtime.device.cuda.inputs import (
     MAX_SMALL,
     CudaForwardBatch,
     GraphKey,
+    PinnedRing,
     SmallStep,
     launch_prepare,
     padded,
@@ -43,7 +44,7 @@ from sglite.runtime.device.cuda.inputs import (
 )
 from sglite.runtime.device.cuda.ops import CudaOps
 from sglite.runtime.device.cuda.sampler import CudaSamplerOps
-from sglite.runtime.device.cuda.transfers import HostCopies, MaskCopies, PlanCopies
+from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskCopies, PlanCopies
 from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
@@ -83,6 +84,8 @@ class CudaDevice:
         self._small: dict[tuple[int, int], SmallStep] = {}
         self._plans = PlanCopies(self.torch_device)
         self._masks = MaskCopies(self.torch_device)
+        self._results = PinnedRing(RESULT_WORDS)
+        self._pool = GraphPool()
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -138,6 +141,7 @@ class CudaDevice:
             host_page_table=tables.host_page_table,
             key=key,
             page_size=tables.page_size,
+            num_logits=len(inputs.logits_index),
         )
 
     def _graph_key(self, batch: Batch, inputs: HostInputs) -> GraphKey | None:
@@ -169,7 +173,7 @@ class CudaDevice:
         return SampleBatch(
             flags=plan.flags,
             plan=plan,
-            **self._plans.send({name: getattr(plan, name) for name in PLAN_ARRAYS}),
+            **self._plans.send(plan, PLAN_ARRAYS),
             masks=self._masks.send(host_masks, plan.mask_index) if plan.flags.masked else self._masks.none,
             counts=counts,
             bias=bias,
@@ -177,13 +181,13 @@ class CudaDevice:
         )
 
     def capture_forward(self, forward: ForwardFn) -> ForwardFn:
-        return ForwardGraphs(forward, self._prepare_small, capture=self._capture)
+        return ForwardGraphs(forward, self._prepare_small, self._pool, capture=self._capture)
 
     def capture_sample(self, sample: SampleFn) -> SampleFn:
-        return sample  # one or two launches: nothing to gain
+        return SampleGraphs(sample, self._pool, capture=self._capture)
 
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopies:
-        copies = HostCopies(tensors)
+        copies = HostCopies(tensors, self._results)
         self._masks.used(copies.event)
         return copies
 

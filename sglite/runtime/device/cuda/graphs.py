@@ -1,72 +1,119 @@
-"""Small steps as captured graphs, one per padded size, made when a size comes the second time.
+"""Captured graphs: small steps up to the logits, one per padded size, and the draws from them.
 
-A graph holds the input preparation and the whole model up to the logits, so a step is one copy of its numbers and one
-launch. All graphs share a memory pool: their outputs are read by the sampler of the same step, before the next replay.
+A forward graph holds the input preparation and the whole model, so a step is one copy of its numbers and one launch. A
+graph is captured when its size comes the second time, right after that step ran launch by launch: nothing is executed
+twice. All graphs share a memory pool: a forward's logits are read by the draws of the same step, before any replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from sglite.runtime.device.base import ForwardBatch, ForwardFn
+from sglite.runtime.device.base import ForwardBatch, ForwardFn, SampleBatch, SampleFn, SampleOutput
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
+
+_MOST_SAMPLES = 2048  # graphs of draws that are kept
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class Captured(Generic[Result]):
     graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor  # [key.logits, V]
+    result: Result  # tensors that a replay writes
+
+
+class GraphPool:
+    """Captures on a stream of its own, in memory that all graphs share."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._handle: Any = None
+
+    def capture(self, run: Callable[[], Result]) -> Captured[Result]:
+        """Record what run() launches; nothing is executed."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+            self._handle = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return Captured(graph, result)
 
 
 class ForwardGraphs:
     """`prepare` launches the preparation of a padded batch's inputs. Without `capture` all is launched singly."""
 
-    def __init__(self, forward: ForwardFn, prepare: Callable[[CudaForwardBatch], None], *, capture: bool) -> None:
+    def __init__(
+        self, forward: ForwardFn, prepare: Callable[[CudaForwardBatch], None], pool: GraphPool, *, capture: bool
+    ) -> None:
         self._forward = forward
         self._prepare = prepare
-        self._capturing = capture
-        self._graphs: dict[GraphKey, _Captured] = {}
+        self._pool = pool
+        self._capture = capture
+        self._graphs: dict[GraphKey, Captured[torch.Tensor]] = {}
         self._seen: set[GraphKey] = set()
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         key = batch.key
         if key is None:
             return self._forward(batch)
-        wanted = int(batch.batch.num_logits.sum())
         found = self._graphs.get(key)
         if found is not None:
             found.graph.replay()
-            return found.logits[:wanted]
+            return found.result[: batch.num_logits]
         logits = self._run(batch)
-        if self._capturing:
+        if self._capture:
             if key in self._seen:
-                self._graphs[key] = self._capture(batch)
+                self._graphs[key] = self._pool.capture(lambda: self._run(batch))
             self._seen.add(key)
-        return logits[:wanted]
+        return logits[: batch.num_logits]
 
     def _run(self, batch: CudaForwardBatch) -> torch.Tensor:
         self._prepare(batch)
         return self._forward(batch)
 
-    def _capture(self, batch: CudaForwardBatch) -> _Captured:
-        """Record the launches of the step that has just run; nothing is executed."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                logits = self._run(batch)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return _Captured(graph, logits)
+
+class SampleGraphs:
+    """The draws over logits that stand where they stood before, from numbers that do, are a graph too."""
+
+    def __init__(self, sample: SampleFn, pool: GraphPool, *, capture: bool) -> None:
+        self._sample = sample
+        self._pool = pool
+        self._capture = capture
+        self._graphs: dict[Hashable, Captured[SampleOutput]] = {}
+        self._seen: set[Hashable] = set()
+
+    def __call__(self, logits: torch.Tensor, batch: SampleBatch) -> SampleOutput:
+        if not self._capture or batch.flags.filtered:
+            return self._sample(logits, batch)
+        key = (
+            batch.flags,
+            len(batch.plan.rows),
+            len(batch.plan.draw_rows),
+            batch.logits_index.data_ptr(),
+            logits.data_ptr(),
+            logits.stride(0),
+            batch.masks.data_ptr(),
+            batch.counts.data_ptr(),
+            batch.bias.data_ptr(),
+        )
+        found = self._graphs.get(key)
+        if found is not None:
+            found.graph.replay()
+            return found.result
+        output = self._sample(logits, batch)
+        if key in self._seen and len(self._graphs) < _MOST_SAMPLES:
+            self._graphs[key] = self._pool.capture(lambda: self._sample(logits, batch))
+        self._seen.add(key)
+        return output

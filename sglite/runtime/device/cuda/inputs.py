@@ -25,6 +25,7 @@ from sglite.runtime.device.inputs import HostInputs
 MAX_SMALL = 512  # tokens of a step that is padded and captured
 _ALIGNED = 16  # int32 words: Triton compiles a kernel again for a pointer that is not 64 bytes aligned
 
+_RING = 4  # steps that may be in flight, with one to spare
 _SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, *range(32, 128, 8), *range(128, 256, 16), *range(256, MAX_SMALL + 1, 32))
 
 
@@ -49,6 +50,7 @@ class CudaForwardBatch(ForwardBatch):
 
     key: GraphKey | None = None
     page_size: int = 1
+    num_logits: int = 0
 
 
 class Sections:
@@ -63,6 +65,29 @@ class Sections:
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: buffer[place] for name, place in self.places.items()}
+
+
+class PinnedRing:
+    """Pinned buffers of one size in turn. One is handed out again when the copy that was made from (or to) it is over,
+    which with as many buffers as steps can be in flight it always is."""
+
+    def __init__(self, words: int) -> None:
+        self._tensors = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._arrays = [tensor.numpy() for tensor in self._tensors]
+        self._events = [torch.cuda.Event() for _ in range(_RING)]
+        self._turn = 0
+
+    def take(self) -> tuple[torch.Tensor, NDArray[np.int32]]:
+        """The next buffer, as both. The same one again as long as nothing is `sent`."""
+        self._events[self._turn].synchronize()
+        return self._tensors[self._turn], self._arrays[self._turn]
+
+    def sent(self) -> torch.cuda.Event:
+        """The copy of the buffer taken last is queued; the event tells when it is over."""
+        event = self._events[self._turn]
+        event.record()
+        self._turn = (self._turn + 1) % _RING
+        return event
 
 
 class SmallStep:
@@ -80,12 +105,12 @@ class SmallStep:
         for name in ("positions", "slots"):
             self._empty[self._sections.places[name]] = -1
         self._buffer = torch.zeros(self._sections.words, dtype=torch.int32, device=device)
+        self._ring = PinnedRing(self._sections.words)
         self.views = self._sections.views(self._buffer)
 
     def send(self, batch: Batch, inputs: HostInputs, table_width: int) -> None:
-        pinned = torch.empty(self._sections.words, dtype=torch.int32, pin_memory=True)
-        host = pinned.numpy()
-        np.copyto(host, self._empty)
+        pinned, host = self._ring.take()
+        host[:] = self._empty
         updates = batch.page_updates
         fill(
             host,
@@ -100,6 +125,7 @@ class SmallStep:
         )
         host[0], host[1] = batch.num_tokens, len(updates)
         self._buffer.copy_(pinned, non_blocking=True)
+        self._ring.sent()
 
 
 def fill(host: NDArray[np.int32], sections: Sections, **arrays: IntArray) -> None:

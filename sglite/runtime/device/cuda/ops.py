@@ -21,7 +21,8 @@ from sglite.runtime.device.cuda.kernels.linear import row_kernel, skinny_kernel,
 
 _SKINNY_ROWS = 32
 _WIDE_ROWS = 64
-_MANY_OUTPUTS = 65536  # an output projection: cuBLAS reads it as fast, from 2 rows on
+_SMALL_WEIGHT = 16 << 20  # bytes
+_MANY_OUTPUTS = 65536  # an output projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,14 @@ class RowConfig:
     block_n: int
     block_k: int
     warps: int
+    prefetch: bool = False  # ask L2 for the program's whole part of the weight ahead of the wait
 
 
 def row_config(outputs: int, inputs: int, *, gated: bool) -> RowConfig:
     if gated:
         return RowConfig(2, 1024, 2)
-    if outputs >= _MANY_OUTPUTS and inputs < 2048:
-        return RowConfig(16, 1024, 8)
+    if outputs >= _MANY_OUTPUTS:
+        return RowConfig(8, 2048, 8) if inputs >= 2048 else RowConfig(16, 1024, 8)
     return RowConfig(4, 2048, 8) if inputs >= 2048 else RowConfig(8, 1024, 4)
 
 
@@ -50,10 +52,10 @@ class SkinnyConfig:
 
 def skinny_config(rows: int, outputs: int, inputs: int) -> SkinnyConfig | None:
     """None: no configuration divides the shape."""
-    block_n = 32 if rows > 16 and outputs >= 4096 else 16
+    block_n = 32 if rows > 16 and outputs >= 4096 else 8 if outputs <= 2048 else 16
     for block_k in (128, 64, 32, 16):
         if inputs % (4 * block_k) == 0 and outputs % block_n == 0:
-            return SkinnyConfig(16 if rows <= 16 else 32, block_n, block_k, 4, 3 if block_n == 32 else 4)
+            return SkinnyConfig(16 if rows <= 16 else 32, block_n, block_k, 4, 4 if block_n == 16 else 3)
     return None
 
 
@@ -69,7 +71,7 @@ def wide_config(rows: int, outputs: int, inputs: int, *, gated: bool) -> WideCon
     """None: no configuration divides the shape."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     for block_k in (128, 64, 32):
-        stages = 4 if block_k < 128 or block_m < 64 or not gated else 3
+        stages = 3 if gated and block_m > 32 and block_k == 128 else 5 if block_m == 16 and not gated else 4
         if inputs % block_k == 0 and outputs % 64 == 0:
             return WideConfig(block_m, 64, block_k, stages)
     return None
@@ -113,7 +115,7 @@ class CudaOps:
             self._row(x, weight, y, bias, norm=norm)
             return y
         normed = self._norm(x, norm)
-        if rows <= _WIDE_ROWS and outputs < _MANY_OUTPUTS:
+        if rows <= (_SKINNY_ROWS if outputs >= _MANY_OUTPUTS else _WIDE_ROWS):
             y = x.new_empty(rows, outputs)
             if self._wide(normed, weight, y, bias, gated=False):
                 return y
@@ -174,14 +176,19 @@ class CudaOps:
         outputs, inputs = y.shape[1], x.shape[1]
         config = row_config(outputs, inputs, gated=gated)
         part = config.block_n * inputs * 2
-        small = outputs < _MANY_OUTPUTS and outputs % config.block_n == 0 and part % 128 == 0 and part <= 65536
         row_kernel[(triton.cdiv(outputs, config.block_n),)](
             x, weight, y, x if norm is None else norm.weight, x if bias is None else bias, outputs,
             0.0 if norm is None else norm.eps,
             K=inputs, BLOCK_N=config.block_n, BLOCK_K=config.block_k, NORM=norm is not None, GATED=gated, ADD=add,
-            BIAS=bias is not None, PREFETCH=part if small and self._pdl else 0, LANES=32 * config.warps, PDL=self._pdl,
+            BIAS=bias is not None, PREFETCH=part if config.prefetch and self._pdl and part % 128 == 0 and outputs % config.block_n == 0 else 0,
+            LANES=32 * config.warps, PDL=self._pdl,
             num_warps=config.warps, num_stages=1, launch_pdl=self._pdl,
         )  # fmt: skip
+
+    def _prefetch(self, block_n: int, weight: torch.Tensor) -> int:
+        """Bytes of each program's part of the weight to ask for ahead. It pays where the whole weight is small."""
+        part = block_n * weight.shape[1] * weight.itemsize
+        return min(part, 16384) if self._pdl and weight.nbytes <= _SMALL_WEIGHT else 0
 
     def _skinny(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """residual += x @ weight.T + bias, if the shape allows."""
@@ -190,11 +197,10 @@ class CudaOps:
         config = skinny_config(rows, outputs, inputs)
         if config is None:
             return False
-        part = config.block_n * inputs * 2
         skinny_kernel[(outputs // config.block_n,)](
             x, weight, residual, x, x if bias is None else bias, rows, outputs, 0.0,
             K=inputs, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, PARTS=config.parts,
-            STAGES=config.stages, PREFETCH=min(part, 16384) if self._pdl else 0, NORM=False, GATED=False, ADD=True,
+            STAGES=config.stages, PREFETCH=self._prefetch(config.block_n, weight), NORM=False, GATED=False, ADD=True,
             BIAS=bias is not None, PDL=self._pdl, num_warps=config.parts, launch_pdl=self._pdl,
         )  # fmt: skip
         return True
@@ -210,7 +216,8 @@ class CudaOps:
             return False
         wide_kernel[(triton.cdiv(rows, config.block_m), outputs // 64)](
             x, weight, y, x if bias is None else bias, rows, outputs,
-            K=inputs, BLOCK_M=config.block_m, BLOCK_N=64, BLOCK_K=config.block_k, STAGES=config.stages, PREFETCH=0,
-            GATED=gated, ADD=False, BIAS=bias is not None, PDL=self._pdl, num_warps=4, launch_pdl=self._pdl,
+            K=inputs, BLOCK_M=config.block_m, BLOCK_N=64, BLOCK_K=config.block_k, STAGES=config.stages,
+            PREFETCH=self._prefetch(64, weight), GATED=gated, ADD=False, BIAS=bias is not None, PDL=self._pdl,
+            num_warps=4, launch_pdl=self._pdl,
         )  # fmt: skip
         return True

@@ -1,51 +1,81 @@
-"""Copies between host and GPU that nobody waits for at once."""
+"""Copies between host and GPU that nobody waits for at once, and that cost the host little."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglite.runtime.device.cuda.inputs import Sections
+from sglite.runtime.device.base import SampleFlags, SamplePlan
+from sglite.runtime.device.cuda.inputs import PinnedRing, Sections
 
 _LAYOUTS = 1024  # kept; a layout is made again when it is needed again
+RESULT_WORDS = 1 << 16  # of the ring for results: 256 KiB
+
+_ALWAYS = ("logits_index", "draw_rows")
+_NEEDED = {  # by each of the flags; verifying needs to know which draws are a row's
+    "masked": ("mask_index",),
+    "random": ("keys", "temperature"),
+    "filtered": ("top_p", "min_p", "top_k"),
+    "penalized": ("presence", "frequency", "repetition", "count_slots", "rows", "first_draw", "num_draws", "draft_ids"),
+    "biased": ("bias_slots",),
+    "drafts": ("rows", "first_draw", "num_draws", "draft_ids"),
+}
+
+
+@dataclass(slots=True)
+class _Layout:
+    sections: Sections
+    ring: PinnedRing
+    buffer: torch.Tensor
+    views: dict[str, torch.Tensor]
+    sent: NDArray[np.int32] | None = None  # what the buffer holds
 
 
 class PlanCopies:
-    """The arrays of a sample plan in one copy. Each layout has a place of its own on the GPU, used step after step."""
+    """The arrays of a sample plan in one copy, those that the step's flags need. Each layout has a place of its own on
+    the GPU; where it holds the same numbers already, as in greedy steps of the same rows, nothing is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._layouts: dict[tuple[int, ...], tuple[Sections, torch.Tensor, dict[str, torch.Tensor]]] = {}
+        self._layouts: dict[tuple[int, int, SampleFlags], _Layout] = {}
+        self._unused = {
+            np.dtype(np.int32): torch.zeros(1, dtype=torch.int32, device=device),
+            np.dtype(np.float32): torch.zeros(1, dtype=torch.float32, device=device),
+        }
 
-    def send(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-        """int32 and float32 arrays -> tensors of the same shapes, valid until the next but one call."""
-        sections, buffer, views = self._layout(arrays)
-        pinned = torch.empty(sections.words, dtype=torch.int32, pin_memory=True)
-        host = pinned.numpy()
-        for name, array in arrays.items():
-            first = sections.places[name].start
-            host[first : first + array.size] = array.reshape(-1).view(np.int32)
-        buffer.copy_(pinned, non_blocking=True)
-        return views
-
-    def _layout(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[Sections, torch.Tensor, dict[str, torch.Tensor]]:
-        key = tuple(array.size for array in arrays.values())
-        found = self._layouts.get(key)
-        if found is None:
+    def send(self, plan: SamplePlan, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """A tensor for each of the plan's arrays `names`, valid until the next call. Those that the flags do not need
+        are a tensor of that type and no meaning."""
+        key = len(plan.rows), len(plan.draw_rows), plan.flags
+        layout = self._layouts.get(key)
+        if layout is None:
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
-            sections = Sections({name: array.size for name, array in arrays.items()})
-            buffer = torch.empty(sections.words, dtype=torch.int32, device=self._device)
-            views = sections.views(buffer)
-            for name, array in arrays.items():
-                dtype = torch.float32 if array.dtype == np.float32 else torch.int32
-                views[name] = views[name].view(dtype).view(array.shape)
-            found = self._layouts[key] = sections, buffer, views
-        return found
+            layout = self._layouts[key] = self._make(plan, names)
+        pinned, host = layout.ring.take()
+        for name, place in layout.sections.places.items():
+            host[place] = getattr(plan, name).reshape(-1).view(np.int32)
+        if layout.sent is None or not np.array_equal(layout.sent, host):
+            layout.buffer.copy_(pinned, non_blocking=True)
+            layout.sent = host.copy()
+            layout.ring.sent()
+        return layout.views
+
+    def _make(self, plan: SamplePlan, names: tuple[str, ...]) -> _Layout:
+        needed = set(_ALWAYS).union(*(_NEEDED[flag] for flag in _NEEDED if getattr(plan.flags, flag)))
+        arrays = {name: getattr(plan, name) for name in names}
+        sections = Sections({name: array.size for name, array in arrays.items() if name in needed})
+        buffer = torch.zeros(sections.words, dtype=torch.int32, device=self._device)
+        views = {name: self._unused[array.dtype] for name, array in arrays.items()}
+        for name, view in sections.views(buffer).items():
+            array = arrays[name]
+            views[name] = view.view(torch.float32 if array.dtype == np.float32 else torch.int32).view(array.shape)
+        return _Layout(sections, PinnedRing(sections.words), buffer, views)
 
 
 class MaskCopies:
@@ -85,29 +115,44 @@ class MaskCopies:
 
 
 class HostCopies:
-    """Tensors of one step on their way to the host. Those that are parts of one small block go in one copy."""
+    """Tensors of one step on their way to the host. Parts of one small block, as the sampler makes, go in one copy."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], ring: PinnedRing) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
-        blocks: dict[int, torch.Tensor] = {}
-        for name, tensor in tensors.items():
-            storage = tensor.untyped_storage()
-            words = storage.nbytes() // tensor.itemsize
-            if words > 4 * tensor.numel():  # a piece of something large
-                self._arrays[name] = _pinned_copy(tensor.contiguous()).numpy()
-                continue
-            block = blocks.get(storage.data_ptr())
-            if block is None:
-                block = blocks[storage.data_ptr()] = _pinned_copy(tensor.as_strided((words,), (1,), 0))
-            view = block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            self._arrays[name] = view.numpy()
+        self._copied = False
+        self._parts = dict(tensors)
+        block = _common_block(self._parts)
+        if block is not None and block.numel() <= RESULT_WORDS:
+            pinned, host = ring.take()
+            pinned[: block.numel()].copy_(block, non_blocking=True)
+            for name, tensor in self._parts.items():
+                first = tensor.storage_offset()
+                self._arrays[name] = host[first : first + tensor.numel()]
+            self.event = ring.sent()
+            return
+        for name, tensor in self._parts.items():
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._arrays[name] = pinned.copy_(tensor, non_blocking=True).numpy()
         self.event = torch.cuda.Event()
         self.event.record()
 
     def wait(self) -> Mapping[str, NDArray[Any]]:
-        self.event.synchronize()
+        if not self._copied:
+            self.event.synchronize()
+            self._arrays = {name: array.copy() for name, array in self._arrays.items()}  # the ring goes on
+            self._copied = True
+            self._parts.clear()
         return self._arrays
 
 
-def _pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+def _common_block(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The flat int32 storage that all of them are vectors of, or None."""
+    first = next(iter(tensors.values()), None)
+    if first is None:
+        return None
+    storage = first.untyped_storage()
+    address = storage.data_ptr()
+    for tensor in tensors.values():
+        if tensor.ndim != 1 or tensor.dtype != torch.int32 or tensor.untyped_storage().data_ptr() != address:
+            return None
+    return first.as_strided((storage.nbytes() // 4,), (1,), 0)

@@ -94,6 +94,8 @@ def decode_attention_kernel(  # noqa: C901, PLR0915 - one launch cannot be split
     PDL: tl.constexpr,
 ):
     HQ: tl.constexpr = HKV * GROUP
+    if PDL:
+        gdc_launch_dependents()
     n = tl.program_id(0)
     split = tl.program_id(1)
     head = tl.program_id(2)
@@ -117,7 +119,6 @@ def decode_attention_kernel(  # noqa: C901, PLR0915 - one launch cannot be split
     if idle:
         if PDL:
             gdc_wait()
-            gdc_launch_dependents()
         return
     table = table_ptr + tl.load(rows_ptr + n).to(tl.int64) * table_stride
     cos, sin = rope_factors(cos_sin_ptr, start + tl.zeros([1], tl.int32), D)
@@ -134,7 +135,6 @@ def decode_attention_kernel(  # noqa: C901, PLR0915 - one launch cannot be split
         v0 = tl.load(v_ptr + at[:, None] + d[None, :], mask=(first + t < last)[:, None], other=0.0)
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     if SPLITS > 1 and not APPEND:
         k0 = tl.load(k_ptr + at[:, None] + d[None, :], mask=(first + t < last)[:, None], other=0.0)
         v0 = tl.load(v_ptr + at[:, None] + d[None, :], mask=(first + t < last)[:, None], other=0.0)
@@ -240,6 +240,8 @@ def norm_rope_append_kernel(
 
     Grid (heads, token blocks); heads are those of q, k and v, without QUERIES those of k and v.
     """
+    if PDL:
+        gdc_launch_dependents()
     head = tl.program_id(0)
     if not QUERIES:
         head += HQ
@@ -249,7 +251,6 @@ def norm_rope_append_kernel(
     live = (t < T)[:, None]
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     tile = qkv_ptr + t[:, None].to(tl.int64) * ((HQ + 2 * HKV) * D) + head * D
     x = tl.load(tile + d[None, :], mask=live, other=0.0)
     slot = tl.load(slots_ptr + t, mask=t < T, other=-1).to(tl.int64)

@@ -10,12 +10,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit
 def norm_kernel(x_ptr, gain_ptr, y_ptr, eps, K: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr):
     """y[m] = x[m] * rsqrt(mean(x[m]^2) + eps) * gain, one program a row  # [M, K]."""
+    if PDL:
+        gdc_launch_dependents()
     k = tl.arange(0, BLOCK_K)
     gain = tl.load(gain_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     at = tl.program_id(0).to(tl.int64) * K + k
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     x = tl.load(x_ptr + at, mask=k < K, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 0) / K + eps) * gain
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=k < K)

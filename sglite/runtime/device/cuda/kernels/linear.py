@@ -54,6 +54,8 @@ def row_kernel(  # noqa: C901 - one launch cannot be split
     PDL: tl.constexpr,
 ):
     """One row of x. The first tile of W is on its way before the kernel waits for the one before it."""
+    if PDL:
+        gdc_launch_dependents()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     live = (n < N)[:, None]
@@ -74,7 +76,6 @@ def row_kernel(  # noqa: C901 - one launch cannot be split
             if GATED:
                 prefetch(first + N.to(tl.int64) * K, PREFETCH, LANES)
         gdc_wait()
-        gdc_launch_dependents()
     x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
     squares = x * x
     if NORM:
@@ -135,6 +136,8 @@ def skinny_kernel(
     PDL: tl.constexpr,
 ):
     """2 to 32 rows of x. K is a multiple of PARTS * BLOCK_K and N of BLOCK_N."""
+    if PDL:
+        gdc_launch_dependents()
     first_n = tl.program_id(0) * BLOCK_N
     w_base = w_ptr + first_n.to(tl.int64) * K
     up_base = w_base + N.to(tl.int64) * K
@@ -144,7 +147,6 @@ def skinny_kernel(
             if GATED:
                 prefetch(up_base, PREFETCH, 32 * PARTS)
         gdc_wait()
-        gdc_launch_dependents()
     part = tl.arange(0, PARTS)[:, None, None] * BLOCK_K
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
@@ -206,6 +208,8 @@ def wide_kernel(
     PDL: tl.constexpr,
 ):
     """32 rows of x and more: a program owns BLOCK_N outputs of BLOCK_M rows, W is the first operand."""
+    if PDL:
+        gdc_launch_dependents()
     first_n = tl.program_id(1) * BLOCK_N
     w_base = w_ptr + first_n.to(tl.int64) * K
     up_base = w_base + N.to(tl.int64) * K
@@ -215,7 +219,6 @@ def wide_kernel(
             if GATED:
                 prefetch(up_base, PREFETCH, 128)
         gdc_wait()
-        gdc_launch_dependents()
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
