@@ -95,7 +95,9 @@ class Segments:
             return ids[1:] if ids[:2] == [bos, bos] else ids  # a chat template may have written it too
         if first or not self._adds_blank:
             return self.tokenizer.encode(text, parse_special=parse_special)
-        return self.tokenizer.encode("\n" + text, parse_special=parse_special)[len(self._anchor) :]
+        ids = self.tokenizer.encode("\n" + text, parse_special=parse_special)
+        kept = ids[: len(self._anchor)] == self._anchor
+        return ids[len(self._anchor) :] if kept else self.tokenizer.encode(text, parse_special=parse_special)
 
     def settle(self, text: str, *, first: bool) -> tuple[tuple[int, ...], str]:
         """(ids of all that no later text can change, the rest)."""
