@@ -11,9 +11,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = {"zmq": "pyzmq", "flashinfer": "flashinfer-python"}  # import name -> its package
-    "zmq": "pyzmq",
-    "flashinfer": "flashinfer-python",
-}  # import name -> name in the index, where they differ
 # Brought along by a package that cannot be without them; huggingface_hub is optional by design.
 WITH_OTHERS = {"starlette", "triton", "huggingface_hub"}
 
