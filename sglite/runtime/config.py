@@ -60,6 +60,10 @@ class EngineConfig:
     lease_s: float = option(30.0, "How long a program's prefixes are kept for its next call, in seconds.")
     hold_s: float = option(60.0, "How long a held row waits to be continued, in seconds.")
     jump_forward: bool = option(True, "Enter text that a grammar forces without a decode step for each token.")
+    prompt_lookup: int = option(
+        0, "Tokens that are tried ahead where the text repeats itself; 0 is off. The output does not change."
+    )
+    lookup_rows: int = option(8, "Running completions up to which prompt_lookup tries.")
     max_completions: int = option(MAX_COMPLETIONS, "Largest n of one request.")
     stop_regex_budget_s: float = option(
         0.1, "Time that the stop regexes of one completion may take in all, in seconds."

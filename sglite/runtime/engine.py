@@ -30,6 +30,7 @@ from sglite.runtime.constraint import GrammarService, constrain
 from sglite.runtime.intake import Intake
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
+from sglite.runtime.scheduler.drafts import PromptLookup
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
 from sglite.runtime.scheduler.masks import fill_masks
 from sglite.runtime.scheduler.outputs import OutputProcessor
@@ -84,11 +85,11 @@ class EngineCore:
             cache=self._cache,
             table=self._table,
             waiting=waiting,
-            held=HeldRows(),
+            held=HeldRows(self._cache, self._table, hold_s=config.hold_s, clock=clock),
             metrics=self.metrics,
             max_step_tokens=max(budget, executor.max_rows),
             lease_s=config.lease_s,
-            hold_s=config.hold_s,
+            lookup=_prompt_lookup(config, executor),
             find_shared=getattr(executor, "shares_prefix_reads", False),
             clock=clock,
         )
@@ -97,9 +98,7 @@ class EngineCore:
             scheduler=self._scheduler,
             table=self._table,
             tokenizer=tokenizer,
-            config=config,
             metrics=self.metrics,
-            clock=clock,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
         )
@@ -133,7 +132,7 @@ class EngineCore:
         self._check_combination(request)
         job = self._intake.generate(request, now, held)
         if held is not None:
-            self._scheduler.continue_held(held, job.requests[0])
+            self._scheduler.held.hand_over(held, job.requests[0])
         self._jobs[job.request_id] = job
         self.metrics.requests += 1
         if request.deadline is not None:
@@ -171,7 +170,7 @@ class EngineCore:
 
     def release(self, request_id: str) -> None:
         """Give up a row that `hold` kept. A no-op for unknown ids."""
-        self._scheduler.release_held(request_id)
+        self._scheduler.held.release(request_id)
 
     def flush_cache(self) -> bool:
         """Drop every cached prefix that no running request uses. True when nothing is left in the cache."""
@@ -203,9 +202,10 @@ class EngineCore:
         """One turn of the loop. Returns at once when there is nothing to do. Never raises for a request's sake."""
         now = self._clock()
         self._take_in(now)
-        if self._overlap:
+        if self._overlap and not self._scheduler.wants_turn():
             self._overlapped_step(now)
         else:
+            self._apply_queued(None)
             self._plain_step(now)
         self._forget_jobs()
         self._measure()
@@ -330,7 +330,7 @@ class EngineCore:
             for request_id in [r for r, deadline in self._deadlines.items() if deadline <= now]:
                 del self._deadlines[request_id]
                 self.abort(request_id, "the request's deadline passed")
-        self._scheduler.release_expired(now)
+        self._scheduler.held.release_expired(now)
 
     def _on_compiled(self, job: Job, future: Future[CompiledGrammar]) -> None:
         """Called by the grammar side's thread."""
@@ -433,7 +433,14 @@ class EngineCore:
 
     def problems(self) -> Iterable[str]:
         """What is wrong with the page accounting; empty when all is well. O(all pages), for tests and debugging."""
-        return self._cache.problems([self._table.owned_pages(r) for r in self._scheduler.running])
+        return self._cache.problems([self._table.owned_pages(r) for r in self._scheduler.running.requests])
+
+
+def _prompt_lookup(config: EngineConfig, executor: Executor) -> PromptLookup | None:
+    """None where it is off or the executor's mask buffer leaves no room for drafts."""
+    rows = min(config.lookup_rows, executor.max_rows)
+    drafts = min(config.prompt_lookup, (executor.mask_rows - executor.max_rows) // rows if rows else 0)
+    return PromptLookup(max_drafts=drafts, max_rows=rows) if drafts > 0 else None
 
 
 def _step_error(error: Exception) -> SgliteError:

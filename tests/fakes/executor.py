@@ -61,7 +61,7 @@ class ScriptedExecutor:
         self.page_size = page_size
         self.max_rows = max_rows
         self.vocab_size = vocab_size
-        self.mask_rows = max_rows
+        self.mask_rows = 4 * max_rows
         self.overlaps = overlaps
         self.shares_prefix_reads = False
         self.fail_on: dict[str, set[int]] = {"forward": set(), "sample": set(), "wait": set()}
@@ -73,7 +73,7 @@ class ScriptedExecutor:
         self._table = np.full((max_rows, -(-max_len // page_size)), -1, np.int64)
         self._last = np.zeros(max_rows, np.int64)
         self._sampling: dict[int, RowSampling] = {}
-        self._mask = np.zeros((max_rows, -(-vocab_size // 32)), np.int32)
+        self._mask = np.zeros((self.mask_rows, -(-vocab_size // 32)), np.int32)
         self._logits: list[np.ndarray] = []
 
     @property
@@ -121,8 +121,10 @@ class ScriptedExecutor:
     def sample(self, batch: Batch) -> ScriptedPending:
         if batch.step in self.fail_on["sample"]:
             raise RuntimeError("scripted sample failure")
-        result = StepResult(batch.samples.astype(np.int32), np.zeros((len(batch.rows), 1), np.int32))
+        width = 1 + int(batch.num_drafts.max())
+        result = StepResult(batch.samples.astype(np.int32), np.full((len(batch.rows), width), -1, np.int32))
         at = 0
+        token_ends = np.cumsum(batch.num_new)
         wanted = set(batch.logprob_rows.tolist())
         for i, row in enumerate(batch.rows.tolist()):
             logits = self._logits[at : at + int(batch.num_logits[i])]
@@ -132,18 +134,36 @@ class ScriptedExecutor:
                 self._score(batch, i, row, logits, result, wanted=i in wanted)
             if not batch.samples[i]:
                 continue
-            token = self._draw(logits[-1], int(slots[-1]), row, int(batch.output_index[i]))
-            if token is None:
-                result.errors[i] = "empty mask"
-                token = 0
+            drafts = batch.token_ids[token_ends[i] - int(batch.num_drafts[i]) : token_ends[i]].tolist()
+            self._verify(batch, i, logits, slots, drafts, result)
             if i == 0 and batch.step in self.bad_rows:
                 result.errors[i] = "scripted NaN"
-            if i == 0:
-                token = self.force_token.get(batch.step, token)
-            self._last[row] = result.tokens[i, 0] = token
+            if i == 0 and batch.step in self.force_token:
+                result.tokens[i, 0] = self.force_token[batch.step]
+            self._last[row] = result.tokens[i, result.num_accepted[i] - 1]
             if i in wanted:
-                self._report(i, row, logits[-1], token, result)
+                self._report(i, row, logits[-1 - len(drafts) :], result)
         return ScriptedPending(result, fails=batch.step in self.fail_on["wait"])
+
+    def _verify(
+        self,
+        batch: Batch,
+        i: int,
+        logits: list[np.ndarray],
+        slots: np.ndarray,
+        drafts: list[int],
+        result: StepResult,
+    ) -> None:
+        """Draw at the row's last 1 + drafts positions, as long as what is drawn is what was drafted."""
+        row, first = int(batch.rows[i]), len(logits) - 1 - len(drafts)
+        for j in range(1 + len(drafts)):
+            token = self._draw(logits[first + j], int(slots[first + j]), row, int(batch.output_index[i]) + j)
+            if token is None:
+                result.errors[i] = "empty mask"
+            result.tokens[i, j] = token or 0
+            result.num_accepted[i] = j + 1
+            if j == len(drafts) or token != drafts[j]:
+                return
 
     def _draw(self, logits: np.ndarray, slot: int, row: int, k: int) -> int | None:
         sampling = self._sampling[row]
@@ -161,13 +181,14 @@ class ScriptedExecutor:
             logits = logits / sampling.temperature - np.log(-np.log(uniform))
         return int(logits.argmax())
 
-    def _report(self, i: int, row: int, logits: np.ndarray, token: int, result: StepResult) -> None:
-        logprobs = _log_softmax(logits)
-        result.chosen_logprobs[i] = logprobs[[token]]
+    def _report(self, i: int, row: int, logits: list[np.ndarray], result: StepResult) -> None:
+        count = int(result.num_accepted[i])
+        logprobs = np.stack([_log_softmax(one) for one in logits[:count]])
+        result.chosen_logprobs[i] = logprobs[np.arange(count), result.tokens[i, :count]]
         k = self._sampling[row].logprobs
         if k > 0:
-            best = np.argsort(-logprobs, kind="stable")[:k]
-            result.top_logprobs[i] = best[None].astype(np.int32), logprobs[best][None]
+            best = np.argsort(-logprobs, axis=1, kind="stable")[:, :k]
+            result.top_logprobs[i] = best.astype(np.int32), np.take_along_axis(logprobs, best, axis=1)
 
     def _score(
         self, batch: Batch, i: int, row: int, logits: list[np.ndarray], result: StepResult, *, wanted: bool
@@ -219,6 +240,8 @@ def _check(batch: Batch) -> None:
     assert int(batch.num_new.sum()) == batch.num_tokens
     assert (batch.num_logits <= batch.num_new).all()
     assert (batch.num_logits[batch.samples] >= 1).all()
+    assert (batch.num_logits[batch.samples] >= 1 + batch.num_drafts[batch.samples]).all()
+    assert not batch.num_drafts[~batch.samples].any()
     assert len(batch.mask_slots) == int(batch.num_logits.sum())
     offsets = np.cumsum(batch.num_new) - batch.num_new
     device = np.flatnonzero(batch.token_ids == DEVICE_TOKEN)

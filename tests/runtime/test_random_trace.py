@@ -57,6 +57,8 @@ def test_every_answer_equals_the_uncontended_one(overlap: bool, page_size: int, 
     rng = random.Random(seed)
     harness = Harness(
         filler=BatchLoopFiller() if overlap else None,
+        prompt_lookup=3 if seed == 2 else 0,
+        lookup_rows=8,
         overlap=overlap,
         page_size=page_size,
         num_pages=num_pages,

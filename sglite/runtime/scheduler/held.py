@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglite.runtime.batch import IntArray
-from sglite.runtime.cache.manager import Prefix
+from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.cache.radix_tree import Namespace
+from sglite.runtime.request import Request
+from sglite.runtime.scheduler.rows import RowTable
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +26,13 @@ class HeldRow:
 
 
 class HeldRows:
-    """In the order in which they were held. The scheduler gives rows and locks back; this only keeps the record."""
+    """In the order in which they were held. `hold_s`: how long one waits to be continued, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: CacheManager, table: RowTable, *, hold_s: float, clock: Callable[[], float]) -> None:
+        self._cache = cache
+        self._table = table
+        self._hold_s = hold_s
+        self._clock = clock
         self._held: dict[str, HeldRow] = {}
 
     def __len__(self) -> int:
@@ -36,17 +43,51 @@ class HeldRows:
         """Rows that are reserved."""
         return sum(h.row >= 0 for h in self._held.values())
 
-    def add(self, held: HeldRow) -> None:
-        self._held[held.request_id] = held
-
     def get(self, request_id: str) -> HeldRow | None:
         return self._held.get(request_id)
 
-    def pop(self, request_id: str) -> HeldRow | None:
-        return self._held.pop(request_id, None)
+    def hold(self, request: Request, tokens: IntArray) -> None:
+        """Keep row and lock of a request that is over; `tokens` are copied."""
+        held = HeldRow(
+            request_id=request.job.request_id,
+            tokens=tokens.copy(),
+            namespace=request.namespace,
+            row=request.row,
+            prefix=request.prefix,
+            until=self._clock() + self._hold_s,
+        )
+        request.row, request.prefix = -1, None
+        self._held[held.request_id] = held
 
-    def oldest_locked(self) -> HeldRow | None:
-        return next((h for h in self._held.values() if h.row >= 0 or h.prefix is not None), None)
+    def hand_over(self, held: HeldRow, request: Request) -> None:
+        """`request`, whose tokens begin with the held ones, takes over row and lock; where they are gone already it
+        is admitted like any other and finds the prefix cached."""
+        request.row, held.row = held.row, -1
+        request.prefix, held.prefix = held.prefix, None
+        held.until = max(held.until, self._clock() + self._hold_s)
 
-    def expired(self, now: float) -> list[HeldRow]:
-        return [h for h in self._held.values() if h.until <= now]
+    def release(self, request_id: str) -> None:
+        """Forget it. A no-op for unknown ids."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._give_up(held)
+
+    def release_expired(self, now: float) -> None:
+        for request_id in [h.request_id for h in self._held.values() if h.until <= now]:
+            self.release(request_id)
+
+    def release_oldest(self) -> bool:
+        """Pages of the oldest become evictable and its row free; its tokens are still known. False without any."""
+        oldest = next((h for h in self._held.values() if h.row >= 0 or h.prefix is not None), None)
+        if oldest is None:
+            return False
+        self._give_up(oldest)
+        return True
+
+    def _give_up(self, held: HeldRow) -> None:
+        if held.prefix is not None:
+            self._cache.release(held.prefix)
+            held.prefix = None
+        if held.row >= 0:
+            self._table.give(held.row)
+            held.row = -1

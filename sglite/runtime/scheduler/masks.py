@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sglite.errors import GrammarViolation
 from sglite.grammar.matcher import BatchFiller, Bitmask, Matcher
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
@@ -31,32 +32,64 @@ def fill_masks(step: Step, buffer: Bitmask, filler: BatchFiller | None) -> dict[
     matchers: list[Matcher] = []
     slots: list[int] = []
     owners: list[Request] = []
+    failed: dict[Request, Exception] = {}
     for i, slot in step.masked:
         request = step.requests[i]
+        drafts = int(step.batch.num_drafts[i])
         if request.finished or request in step.dropped:
-            buffer[slot].fill(-1)
+            buffer[slot : slot + 1 + drafts].fill(-1)
         elif request.num_ahead:  # forced: the token is in the request already, and nothing else may be drawn
             buffer[slot].fill(0)
             allow(buffer[slot], (int(request.ids[request.num_prompt + int(step.batch.output_index[i])]),))
         elif request.matcher is None:
-            assert request.completion is not None
-            buffer[slot].fill(-1)
-            if step.batch.output_index[i] < request.completion.min_tokens:
-                forbid(buffer[slot], request.completion.stop_ids)
+            _ban_stops(buffer[slot : slot + 1 + drafts], request, int(step.batch.output_index[i]))
+        elif drafts:
+            error = _fill_drafted(buffer[slot : slot + 1 + drafts], request)
+            if error is not None:
+                failed[request] = error
         else:
             matchers.append(request.matcher)
             slots.append(slot)
             owners.append(request)
     if not matchers:
-        return {}
+        return failed
     assert filler is not None
     failures = filler.fill(matchers, slots, buffer)
     for slot, request in zip(slots, owners, strict=True):
-        if request.completion is not None and request.completion.extra_stop_ids:
-            _settle_extra_stops(buffer[slot], request)
-    for i in failures:
+        _settle_extra_stops(buffer[slot], request)
+    for i, error in failures.items():
         buffer[slots[i]].fill(-1)
-    return {owners[i]: error for i, error in failures.items()}
+        failed[owners[i]] = error
+    return failed
+
+
+def _ban_stops(rows: Bitmask, request: Request, output_index: int) -> None:
+    """No grammar: stop ids are forbidden before min_tokens  # rows: int32[draws, words]"""
+    assert request.completion is not None
+    rows.fill(-1)
+    for k, row in enumerate(rows):
+        if output_index + k < request.completion.min_tokens:
+            forbid(row, request.completion.stop_ids)
+
+
+def _fill_drafted(rows: Bitmask, request: Request) -> Exception | None:
+    """The mask before each draft and after the last one  # rows: int32[1 + drafts, words]. The matcher stays."""
+    matcher = request.matcher
+    assert matcher is not None
+    drafts = request.ids[request.num_tokens : request.num_tokens + len(rows) - 1].tolist()
+    accepted = 0
+    error: Exception | None = None
+    try:
+        for k, row in enumerate(rows):
+            matcher.fill(row)
+            _settle_extra_stops(row, request)
+            if k < len(drafts):
+                accepted += matcher.accept((drafts[k],))
+    except GrammarViolation as caught:
+        rows.fill(-1)
+        error = caught
+    matcher.rollback(accepted)
+    return error
 
 
 def _settle_extra_stops(row: Bitmask, request: Request) -> None:
@@ -65,6 +98,8 @@ def _settle_extra_stops(row: Bitmask, request: Request) -> None:
     assert request.completion is not None
     assert request.matcher is not None
     extra = request.completion.extra_stop_ids
+    if not extra:
+        return
     if request.matcher.can_stop:
         allow(row, extra)
         return

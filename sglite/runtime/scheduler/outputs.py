@@ -11,8 +11,6 @@ The order for one token, which decides what a token that is several things at on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, SgliteError
@@ -24,7 +22,6 @@ from sglite.protocol import (
     ScoreOutput,
 )
 from sglite.runtime.batch import StepResult
-from sglite.runtime.config import EngineConfig
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import FINISH_REASONS, Request, RequestStatus
 from sglite.runtime.scheduler.answers import (
@@ -36,7 +33,6 @@ from sglite.runtime.scheduler.answers import (
     warming_output,
 )
 from sglite.runtime.scheduler.delayed import DelayedMatcher
-from sglite.runtime.scheduler.held import HeldRow
 from sglite.runtime.scheduler.rows import STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
@@ -52,9 +48,7 @@ class OutputProcessor:
         scheduler: Scheduler,
         table: RowTable,
         tokenizer: TextTokenizer,
-        config: EngineConfig,
         metrics: Metrics,
-        clock: Callable[[], float],
         vocab_size: int,
         advancer: BatchAdvancer | None,
     ) -> None:
@@ -65,9 +59,7 @@ class OutputProcessor:
         self._scheduler = scheduler
         self._table = table
         self._tokenizer = tokenizer
-        self._config = config
         self._metrics = metrics
-        self._clock = clock
         self._outbox: list[Output] = []
         self._jobs_over: list[str] = []
 
@@ -361,16 +353,7 @@ class OutputProcessor:
     def _hold(self, request: Request) -> None:
         completion = request.completion
         hidden = completion is not None and completion.stop_id_hidden
-        held = HeldRow(
-            request_id=request.job.request_id,
-            tokens=request.ids[: request.num_tokens - hidden].copy(),
-            namespace=request.namespace,
-            row=request.row,
-            prefix=request.prefix,
-            until=self._clock() + self._config.hold_s,
-        )
-        self._scheduler.hold(held)
-        request.row, request.prefix = -1, None
+        self._scheduler.held.hold(request, request.ids[: request.num_tokens - hidden])
 
     def _finish_scoring(self, request: Request, error: BaseException | None) -> None:
         job = request.job

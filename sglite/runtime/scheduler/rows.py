@@ -8,6 +8,9 @@ Per row, with `computed <= length` except for one sampled token that the host ha
 A row wants min(length + in_flight, end) - computed new tokens. Where a token is in flight, everything known is
 computed already, so the row's one new token is read on the device.
 
+Drafts stand in the row's tokens behind `length` until the step that verifies them. While that is under way the row
+has computed more than it knows, so it wants nothing; the result sets `computed` back to what was accepted.
+
 All numbers of a row stand side by side in one array: a step gathers its rows once (RowView) and writes them back once.
 """
 
@@ -40,7 +43,10 @@ class Flag(enum.IntFlag):
 SAMPLES, COMPUTES, MATCHER, LOGPROBS = (int(f) for f in (Flag.SAMPLES, Flag.COMPUTES, Flag.MATCHER, Flag.LOGPROBS))
 TARGETS, PLAIN, STREAMS, STOPS = (int(f) for f in (Flag.TARGETS, Flag.PLAIN, Flag.STREAMS, Flag.STOPS))
 
-_COMPUTED, _LENGTH, _IN_FLIGHT, _END, _PROMPT, _LIMIT, _NUM_PAGES, _MASKED_BELOW, _TENANT, _FLAGS = range(10)
+_COLUMNS = 11
+_COMPUTED, _LENGTH, _IN_FLIGHT, _END, _PROMPT, _LIMIT, _NUM_PAGES, _MASKED_BELOW, _TENANT, _FLAGS, _DRAFTS = range(
+    _COLUMNS
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +56,7 @@ class Step:
     batch: Batch
     requests: list[Request]
     tenants: IntArray  # [N] whose row each was: it is stale where the table says something else by now
-    masked: list[tuple[int, int]]  # (batch index, mask slot) of draws that need a mask
+    masked: list[tuple[int, int]]  # (batch index, first mask slot) of rows whose draws need masks, one each
     targets: dict[int, tuple[int, int]] = field(default_factory=dict)  # batch index -> [lo, hi) of its Targets
     ended: list[int] = field(default_factory=list)  # batch indices of rows that only compute and are through
     dropped: set[Request] = field(default_factory=set)  # computed from wrong KV: their results count for nothing
@@ -59,7 +65,7 @@ class Step:
 class RowView:
     """The numbers of some rows at one moment. Columns are views of one gathered copy."""
 
-    __slots__ = ("any_flags", "computed", "flags", "in_flight", "numbers", "reachable", "rows")
+    __slots__ = ("any_flags", "computed", "drafts", "flags", "in_flight", "numbers", "reachable", "rows")
 
     def __init__(self, table: RowTable, rows: IntArray) -> None:
         self.rows = rows
@@ -68,11 +74,12 @@ class RowView:
         self.in_flight = numbers[:, _IN_FLIGHT]
         self.reachable = numbers[:, _LENGTH] + self.in_flight
         self.flags = numbers[:, _FLAGS]
+        self.drafts = numbers[:, _DRAFTS]
         self.any_flags = int(np.bitwise_or.reduce(self.flags)) if len(rows) else 0
 
     def wanted(self) -> IntArray:
         """New tokens that each row could compute now  # int32[N], >= 0"""
-        return np.minimum(self.reachable, self.numbers[:, _END]) - self.computed
+        return np.maximum(np.minimum(self.reachable, self.numbers[:, _END]) + self.drafts - self.computed, 0)
 
     def within_prompt(self) -> list[int]:
         """Places of rows that have prompt tokens to compute."""
@@ -87,7 +94,7 @@ class RowTable:
     def __init__(self, max_rows: int, max_len: int, page_size: int) -> None:
         self.max_rows = max_rows
         self.page_size = page_size
-        self.numbers = np.zeros((max_rows, 10), np.int32)
+        self.numbers = np.zeros((max_rows, _COLUMNS), np.int32)
         self.computed = self.numbers[:, _COMPUTED]
         self.length = self.numbers[:, _LENGTH]
         self.in_flight = self.numbers[:, _IN_FLIGHT]  # 0 or 1 when a step is scheduled
@@ -173,6 +180,12 @@ class RowTable:
         numbers[:, _IN_FLIGHT] -= 1
         self.numbers[rows] = numbers
 
+    def draft(self, request: Request, drafts: IntArray) -> None:
+        """Tokens to verify in the next step, behind those that a row knows; none may be in flight."""
+        at = int(self.length[request.row])
+        self.tokens[request.row, at : at + len(drafts)] = drafts
+        self.numbers[request.row, _DRAFTS] = len(drafts)
+
     def plain_draws(self, step: Step, tokens: IntArray, is_stop: np.ndarray) -> np.ndarray:
         """Which rows of the batch drew a token that only has to be stored  # bool[N]"""
         numbers = self.numbers[step.batch.rows]
@@ -232,16 +245,20 @@ class RowTable:
         numbers, reachable = view.numbers, view.reachable
         starts = view.computed.copy()
         ends = starts + new
-        samples = ends == reachable
+        samples = ends == reachable + view.drafts
         if view.any_flags & COMPUTES:
             samples &= (view.flags & SAMPLES) != 0
         num_logits = samples.astype(np.int32)
+        num_drafts = self._no_drafts[: len(rows)]
+        if view.drafts.any():
+            num_drafts = view.drafts * samples
+            num_logits += num_drafts
         scored = self._score(requests, view, starts, ends, num_logits)
         masks = reachable < numbers[:, _MASKED_BELOW]
         if view.any_flags & MATCHER:
             masks |= (view.flags & MATCHER) != 0
         masks &= samples
-        masked, mask_slots = _mask_slots(masks, num_logits)
+        masked, mask_slots = _mask_slots(masks, num_logits, num_drafts)
         logprob_rows = scored.logprob_rows
         if view.any_flags & LOGPROBS:
             logprob_rows = sorted({*logprob_rows, *np.flatnonzero(samples & ((view.flags & LOGPROBS) != 0)).tolist()})
@@ -255,7 +272,7 @@ class RowTable:
             token_ids=self._token_ids(view, starts, new),
             num_logits=num_logits,
             samples=samples,
-            num_drafts=self._no_drafts[: len(rows)],
+            num_drafts=num_drafts,
             output_index=output_index,
             mask_slots=mask_slots,
             logprob_rows=np.array(logprob_rows, np.int32),
@@ -268,6 +285,7 @@ class RowTable:
         tenants = numbers[:, _TENANT].copy()
         numbers[:, _COMPUTED] = ends
         numbers[:, _IN_FLIGHT] += samples
+        numbers[:, _DRAFTS] = 0
         self.numbers[rows] = numbers
         return Step(batch, requests, tenants, masked, scored.ranges, scored.ended)
 
@@ -316,11 +334,19 @@ class _Scored:
     logprob_rows: list[int] = field(default_factory=list)
 
 
-def _mask_slots(masks: np.ndarray, num_logits: IntArray) -> tuple[list[tuple[int, int]], IntArray]:
-    """[(batch index, slot)] of the draws to mask and the slot of each logits position."""
+def _mask_slots(
+    masks: np.ndarray, num_logits: IntArray, num_drafts: IntArray
+) -> tuple[list[tuple[int, int]], IntArray]:
+    """[(batch index, first slot)] of the rows to mask and the slot of each logits position. A row draws at its last
+    1 + num_drafts positions."""
     mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
     if not masks.any():
         return [], mask_slots
     indices = np.flatnonzero(masks)
-    mask_slots[(np.cumsum(num_logits) - 1)[indices]] = np.arange(len(indices), dtype=np.int32)
-    return [(i, slot) for slot, i in enumerate(indices.tolist())], mask_slots
+    draws = 1 + num_drafts[indices]
+    first_slots = np.cumsum(draws) - draws
+    total = int(draws.sum())
+    within = np.arange(total) - np.repeat(first_slots, draws)
+    first_places = np.cumsum(num_logits)[indices] - draws
+    mask_slots[np.repeat(first_places, draws) + within] = np.arange(total, dtype=np.int32)
+    return list(zip(indices.tolist(), first_slots.tolist(), strict=True)), mask_slots
