@@ -287,7 +287,7 @@ async def _with_kv_use(url: str, load: Load) -> Report:
             while True:
                 stats = (await client.get(f"{url}/get_server_info")).json()["stats"]
                 taken = stats["pages_total"] - stats["pages_free"]
-                held = stats["pages_cached"] + stats["pages_owned"]
+                held = stats["pages_cached"] + stats["pages_protected"] + stats["pages_owned"]
                 if taken:
                     peaks.append(min(1.0, held / taken))
                 await asyncio.sleep(1.0)
