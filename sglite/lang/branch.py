@@ -34,6 +34,7 @@ from sglite.lang.nodes import (
     Text,
     flatten,
 )
+from sglite.lang.outlook import Outlook
 from sglite.lang.scopes import OpenScopes
 from sglite.lang.session import Session
 from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_pieces, variable_texts
@@ -56,6 +57,14 @@ class Slot:
 
     future: Future[Outcome] = field(default_factory=Future)
     pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A row that the client keeps: the request that made it and how many of the transcript's ids it holds."""
+
+    request_id: str
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class Item:
 # Carried out only together with an operation that needs them: nobody sees text that nobody reads.
 _LAZY = (Text, RoleBegin, RoleEnd, ScopeBegin)
 
+_BETWEEN = (*_LAZY, ScopeEnd, Snapshot)
+
 CarryOut = Callable[["Branch", Item], Coroutine[Any, Any, None]]
 
 
@@ -115,6 +126,7 @@ class Branch:
         self.fork_mark: Mark = self.transcript.mark()
         self.written: dict[str, Outcome] = {}  # by the generations carried out so far
         self.last_request_id: str | None = None
+        self.held: Held | None = None  # the row that the next generation continues
         self.siblings = 1  # how many forks make their first call together with this one
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -378,9 +390,23 @@ class Branch:
         return self._running or bool(self._queue)
 
     @property
-    def has_more(self) -> bool:
-        """The program has appended more than what is being carried out."""
-        return bool(self._queue)
+    def current_step(self) -> int:
+        assert self._current is not None
+        return self._current.step
+
+    def outlook(self, name: str | None) -> Outlook:
+        """What follows the call that is being carried out: from the compiled program's graph, else from what the
+        program has appended already."""
+        planned = self.session.plan.get(self.current_step)
+        if planned is not None and planned.name == name:
+            return planned
+        with self._lock:
+            queued = [item.node for item in self._queue]
+        calls = sum(isinstance(node, Gen | Select) for node in queued)
+        following = next((node for node in queued if not isinstance(node, _BETWEEN)), None)
+        # While the program's function runs it may append more, as agents do after each answer.
+        read_again = bool(queued) or not self.session.returned.done()
+        return Outlook(name, calls, read_again, isinstance(following, Gen))
 
     def text_since_fork(self) -> str:
         return text_since(self.transcript, self.fork_mark)

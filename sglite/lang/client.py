@@ -64,3 +64,8 @@ class ChatClient(Client, Protocol):
 
 def takes_chats(client: Client) -> TypeGuard[ChatClient]:
     return callable(getattr(client, "stream_chat", None))
+
+
+def holds_rows(client: Client) -> bool:
+    """Whether `hold` and `continue_from` may be asked of it. A client over HTTP says no with `holds_rows = False`."""
+    return client.tokenizer is not None and bool(getattr(client, "holds_rows", True))

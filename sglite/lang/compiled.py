@@ -10,6 +10,7 @@ from typing import Any
 from sglite.lang.bridge import program_loop
 from sglite.lang.client import Client
 from sglite.lang.config import client_or_default
+from sglite.lang.outlook import outlooks
 from sglite.lang.program import Program
 from sglite.lang.state import ProgramState
 from sglite.lang.trace import trace
@@ -22,7 +23,12 @@ LEASE_S = 600.0
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
     """`coverage`: of each constrained gen, by its variable (or `%number` in the graph). `prefix_tokens`: of the static
-    prefix, which the backend keeps ready. Runs as the program does, on the backend that it was compiled for."""
+    prefix, which the backend keeps ready.
+
+    Runs as the program does, on the backend that it was compiled for, with the same text. What is known of the way
+    ahead goes with each call: a generation that another one follows keeps its row, and the next one sends only what
+    came after it; tokens that are read again are leased. Where a run leaves the graph it goes on step by step.
+    """
 
     program: Program
     client: Client
@@ -56,7 +62,8 @@ def compile_program(program: Program, arguments: dict[str, Any], *, backend: Any
     client = client_or_default(backend)
     graph = trace(program, arguments)
     coverage = program_loop().run(_compile_grammars(client, graph))
-    return CompiledProgram(program, client, graph, coverage, _warm(client, program, graph))
+    prefix_tokens = _warm(client, program, graph)
+    return CompiledProgram(program.planned(outlooks(graph)), client, graph, coverage, prefix_tokens)
 
 
 def warm_static_prefix(program: Program, *, backend: Any) -> int:

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
-from sglite.errors import ProgramSyntaxError, SgliteError
-from sglite.lang.branch import Branch, Concatenate, Fork, Item, Outcome, Slot, Snapshot
+from sglite.errors import InvalidRequest, ProgramSyntaxError, SgliteError
+from sglite.lang.branch import Branch, Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
 from sglite.lang.lower import (
@@ -28,6 +28,7 @@ from sglite.lang.lower import (
     total_usage,
     unconditional_requests,
     unconditional_row,
+    whole_request,
 )
 from sglite.lang.nodes import (
     Gen,
@@ -42,7 +43,7 @@ from sglite.lang.nodes import (
     Text,
 )
 from sglite.lang.reasoning import markers_of, split_reasoning
-from sglite.lang.transcript import text_since
+from sglite.lang.transcript import Prompt, text_since
 from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, RequestOutput, Usage, merge_outputs
 
 _CHOICE_TOKENS = 256  # for a backend that has to write the chosen text
@@ -68,18 +69,53 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     if session.gate is not None and isinstance(prompt.content, tuple):
         session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
     request = generate_request(branch, gen, prompt, sampling)
-    branch.last_request_id, branch.siblings = request.request_id, 1
+    branch.siblings = 1
     slot = item.slots.get(gen.name) if gen.name is not None else None
-    outputs = await _outputs(branch, request, params, slot)
+    request, outputs = await _continued_or_whole(branch, request, prompt, params, slot)
+    branch.last_request_id = request.request_id
     if params.max_tokens == 0:
         outputs = [msgspec.structs.replace(output, text="", token_ids=()) for output in outputs]
     first = outputs[0]
     branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids)
+    if request.hold:
+        await _keep(branch, request, first)
     session.add_usage(total_usage(outputs))
     if slot is not None and gen.name is not None:
         outcome = _gen_outcome(gen, params, request, outputs, session.client.tokenizer)
         branch.written[gen.name] = outcome
         slot.future.set_result(outcome)
+
+
+async def _continued_or_whole(
+    branch: Branch, request: GenerateRequest, prompt: Prompt, params: GenParams, slot: Slot | None
+) -> tuple[GenerateRequest, list[RequestOutput]]:
+    """The request that was carried out, and its outputs. A row that is not kept any more costs a new admission."""
+    held, branch.held = branch.held, None
+    try:
+        return request, await _outputs(branch, request, params, slot)
+    except InvalidRequest as error:
+        if held is None or error.param != "continue_from":
+            raise
+        whole = whole_request(request, prompt)
+        return whole, await _outputs(branch, whole, params, slot)
+    finally:
+        if held is not None:
+            await _release(branch, held.request_id)
+
+
+async def _keep(branch: Branch, request: GenerateRequest, output: RequestOutput) -> None:
+    """The row goes on where it holds what the transcript holds: no stop text was cut off its end."""
+    branch.session.held.add(request.request_id)
+    ids = (*output.prompt_token_ids, *output.token_ids)
+    if output.prompt_token_ids and branch.transcript.holds(ids):
+        branch.held = Held(request.request_id, len(ids))
+    else:
+        await _release(branch, request.request_id)
+
+
+async def _release(branch: Branch, request_id: str) -> None:
+    branch.session.held.discard(request_id)
+    await branch.session.client.release(request_id)
 
 
 async def _outputs(
@@ -174,7 +210,7 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     prompt, options = branch.transcript.options(select.choices)
     if session.gate is not None and isinstance(prompt.content, tuple):
         session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
-    request = score_request(branch, prompt, options)
+    request = score_request(branch, prompt, options, select.name)
     branch.last_request_id, branch.siblings = request.request_id, 1
     score = session.client.score_request
     output, *alone = await asyncio.gather(

@@ -9,9 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence
+from sglite.lang.client import holds_rows
 from sglite.lang.nodes import Gen, GenParams, Select
+from sglite.lang.outlook import Outlook
 from sglite.lang.transcript import Prompt
 from sglite.protocol import (
     FinishReason,
@@ -36,37 +40,52 @@ def resolved(said: GenParams, defaults: GenParams) -> tuple[GenParams, SamplingP
     return params, params.sampling_params()
 
 
-def program_ref(branch: Branch) -> ProgramRef:
-    """`wanted_again` is all where the program has more to do from here already, else unknown and so nothing."""
+def program_ref(branch: Branch, outlook: Outlook) -> ProgramRef:
+    """`wanted_again` is all or nothing: which tokens a later call begins with is known only by then."""
     session = branch.session
     return ProgramRef(
         program_id=session.program_id,
         parent=branch.last_request_id,
         arrival=session.arrival,
+        remaining=outlook.remaining,
         siblings=branch.siblings,
-        wanted_again=-1 if branch.has_more else 0,
+        wanted_again=-1 if outlook.read_again else 0,
     )
 
 
 def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
+    outlook = branch.outlook(gen.name)
+    content = prompt.content
+    held = branch.held if params.n == 1 else None
     return GenerateRequest(
         request_id=branch.session.next_request_id(),
-        prompt=prompt.content,
+        prompt=content if held is None else content[held.length :],
+        continue_from=None if held is None else held.request_id,
+        hold=outlook.goes_on and params.n == 1 and params.max_tokens != 0 and holds_rows(branch.session.client),
         sampling_params=params,
         grammar=gen.grammar,
         heal=prompt.heal,
         close_on_budget=gen.close_on_budget,
         stream=branch.session.stream,
-        program=program_ref(branch),
+        program=program_ref(branch, outlook),
     )
 
 
-def score_request(branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...]) -> ScoreRequest:
+def whole_request(request: GenerateRequest, prompt: Prompt) -> GenerateRequest:
+    """The same without a row to continue."""
+    return msgspec.structs.replace(
+        request, request_id=f"{request.request_id}w", prompt=prompt.content, continue_from=None
+    )
+
+
+def score_request(
+    branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...], name: str | None = None
+) -> ScoreRequest:
     return ScoreRequest(
         request_id=branch.session.next_request_id(),
         prompt=prompt.content,
         continuations=options,
-        program=program_ref(branch),
+        program=program_ref(branch, branch.outlook(name)),
     )
 
 

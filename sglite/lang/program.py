@@ -17,6 +17,7 @@ from sglite.text.types import TextTokenizer
 if TYPE_CHECKING:
     from sglite.lang.batch import Batch
     from sglite.lang.compiled import CompiledProgram
+    from sglite.lang.outlook import Outlook
     from sglite.lang.roles import Roles
     from sglite.lang.state import OnError, ProgramState
     from sglite.lang.transcript import Segments
@@ -51,11 +52,21 @@ class Program:
     A parameter of the function that has the name of an option gets the argument.
     """
 
-    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        """Raises ProgramSyntaxError for a function without a parameter for the state."""
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        *,
+        plan: Mapping[int, Outlook] | None = None,
+    ) -> None:
+        """`plan`: what follows each call, of a compiled program.
+
+        Raises ProgramSyntaxError for a function without a parameter for the state.
+        """
         functools.update_wrapper(self, func)
         self.func = func
         self.bound = dict(bound or {})
+        self.plan = dict(plan or {})
         self._signature = inspect.signature(func)
         if not self._signature.parameters:
             raise ProgramSyntaxError(f"{func!r} needs a first parameter for the state, as in def {_name(func)}(s, ...)")
@@ -69,7 +80,7 @@ class Program:
         """In a class body: a method, whose state comes after `self`."""
         if instance is None:
             return self
-        made = Program(functools.partial(self.func, instance), self.bound)
+        made = Program(functools.partial(self.func, instance), self.bound, plan=self.plan)
         made._tools = self._tools
         functools.update_wrapper(made, self.func)
         return made
@@ -105,7 +116,13 @@ class Program:
     def bind(self, **kwargs: Any) -> Program:
         """The same program with some arguments given. Raises ProgramSyntaxError for names it does not have."""
         self._check_names(kwargs)
-        made = Program(self.func, {**self.bound, **kwargs})
+        made = Program(self.func, {**self.bound, **kwargs}, plan=self.plan)
+        made._tools = self._tools
+        return made
+
+    def planned(self, plan: Mapping[int, Outlook]) -> Program:
+        """The same program, knowing what follows each of its calls."""
+        made = Program(self.func, self.bound, plan=plan)
         made._tools = self._tools
         return made
 

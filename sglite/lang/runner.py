@@ -51,6 +51,7 @@ class Run:
             index=index,
             stream=stream,
             gate=gate,
+            plan=program.plan,
         )
         self._flushed = False
         self._root = Branch(self.session, carry_out)
@@ -115,6 +116,14 @@ class Run:
     def _stopped(self, reason: str) -> None:
         self._returned()
         self.session.cancel(reason)
+        self._release_rows()
+
+    def _release_rows(self) -> None:
+        """Rows that were kept for a generation that did not come."""
+        client = self.session.client
+        for request_id in list(self.session.held):
+            self.session.held.discard(request_id)
+            program_loop().submit(client.release(request_id))
 
     def _returned(self) -> None:
         if not self.session.returned.done():
@@ -132,6 +141,7 @@ class Run:
         return None
 
     def _finished(self) -> ProgramState:
+        self._release_rows()
         if self.session.failed:
             self.session.error = self.session.failed[0].failure()
             raise self.session.error from self.session.error.__cause__

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sglite.errors import ProgramError
 from sglite.lang.client import Client
 from sglite.lang.nodes import GenParams
+from sglite.lang.outlook import Outlook
 from sglite.lang.roles import Roles
 from sglite.lang.transcript import Segments, TextTranscript, TokenTranscript, Transcript
 from sglite.protocol import Usage
@@ -37,6 +38,7 @@ class Session:
     index: int | None = None
     stream: bool = False
     gate: PrefixGate | None = None
+    plan: Mapping[int, Outlook] = field(default_factory=dict)  # by step, of a compiled program
     program_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     arrival: float = field(default_factory=time.monotonic)
     usage: Usage = Usage()
@@ -46,6 +48,7 @@ class Session:
     returned: Future[None] = field(default_factory=Future)  # done when the program's function has ended
     lock: threading.RLock = field(default_factory=threading.RLock)
     busy: set[Branch] = field(default_factory=set)  # states with operations to carry out
+    held: set[str] = field(default_factory=set)  # requests whose rows the client keeps for this program
     failed: list[Branch] = field(default_factory=list)  # states whose error nobody has seen yet
     last_step: int = 0
     _steps: Iterator[int] = field(default_factory=itertools.count)

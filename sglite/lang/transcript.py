@@ -61,6 +61,10 @@ class Transcript(Protocol):
         it took them (() where it does not say)."""
         ...
 
+    def holds(self, ids: Sequence[int]) -> bool:
+        """The whole of it is these ids."""
+        ...
+
     def mark(self) -> Mark: ...
 
     def rewind(self, mark: Mark) -> None: ...
@@ -191,6 +195,9 @@ class TokenTranscript:
         self._waiting = best.rest
         self._heal = bool(best.rest)
 
+    def holds(self, ids: Sequence[int]) -> bool:
+        return not self._waiting and self._ids == list(ids)
+
     def settled(self) -> tuple[int, ...]:
         """The ids that stay whatever is appended."""
         if self._waiting:
@@ -277,6 +284,9 @@ class TextTranscript:
 
     def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
         """The text is in `pieces` already."""
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        return False
 
     def mark(self) -> Mark:
         return Mark(0, "", len(self.pieces))

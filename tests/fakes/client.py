@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import jsonschema
+import msgspec
 
-from sglite.errors import SgliteError
+from sglite.errors import InvalidRequest, SgliteError
 from sglite.protocol import (
     Coverage,
     FinishReason,
@@ -54,6 +55,9 @@ class ScriptedClient:
         self.warmed: list[tuple[int, ...]] = []
         self.aborted: list[str] = []
         self.flushed = 0
+        self.held: dict[str, tuple[int, ...]] = {}  # rows by request id, as token ids
+        self.released: list[str] = []
+        self.continued: list[tuple[int, ...]] = []  # what came to a row that went on
         self.running = 0
         self.most_running = 0
         self._answers = answers if callable(answers) else iter(answers)
@@ -71,6 +75,7 @@ class ScriptedClient:
 
     async def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         assert self.tokenizer is not None
+        request = self._whole(request)
         self.requests.append(request)
         number = len(self.requests)
         self.running += 1
@@ -115,11 +120,23 @@ class ScriptedClient:
         self.aborted.append(request_id)
 
     async def release(self, request_id: str) -> None:
-        pass
+        self.released.append(request_id)
+        self.held.pop(request_id, None)
 
     async def flush_cache(self) -> bool:
         self.flushed += 1
         return True
+
+    def _whole(self, request: GenerateRequest) -> GenerateRequest:
+        """With the tokens of the row that it continues."""
+        if request.continue_from is None:
+            return request
+        if request.continue_from not in self.held:
+            raise InvalidRequest("no such row", param="continue_from")
+        assert isinstance(request.prompt, tuple)
+        self.continued.append(request.prompt)
+        prompt = self.held[request.continue_from] + request.prompt
+        return msgspec.structs.replace(request, prompt=prompt)
 
     def _answer(self, request: GenerateRequest, number: int) -> str:
         if callable(self._answers):
@@ -151,6 +168,9 @@ class ScriptedClient:
         usage = Usage(prompt_tokens=len(request.prompt), completion_tokens=len(ids))
         size = max(1, self._chunk) if request.stream else max(1, len(ids))
         outputs = []
+        if request.hold:
+            assert isinstance(request.prompt, tuple)
+            self.held[request.request_id] = request.prompt + tuple(i for i in ids if i != EOS)
         for start in range(0, max(1, len(ids)), size):
             last = start + size >= len(ids)
             part = ids[start : start + size]
@@ -162,7 +182,10 @@ class ScriptedClient:
                     request_id=request.request_id,
                     index=index,
                     text=text[start:] if last else text[start : start + size],
-                    token_ids=tuple(part),
+                    token_ids=tuple(i for i in part if i != EOS),
+                    prompt_token_ids=tuple(request.prompt)
+                    if start == 0 and not isinstance(request.prompt, str)
+                    else (),
                     logprobs=logprobs,
                     finish_reason=reason if last else None,
                     matched_stop=matched if last else None,

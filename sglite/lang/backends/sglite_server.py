@@ -62,6 +62,8 @@ _NAMES = {
 class RuntimeEndpoint:
     """Satisfies `sglite.lang.client.Client`. Raises BackendError when the server does not answer."""
 
+    holds_rows = False
+
     def __init__(
         self,
         base_url: str,
