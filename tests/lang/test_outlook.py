@@ -87,8 +87,13 @@ def test_a_row_that_is_gone_costs_a_new_request_and_nothing_else() -> None:
 
 
 def test_what_is_appended_already_is_seen_without_compiling() -> None:
-    client = ScriptedClient(["first", "second", "third"], delay_s=0.05)
-    straight.run(backend=client)
+    client = ScriptedClient(["first", "second", "third"])
+
+    @sgl.function
+    def at_once(s: Any) -> None:
+        s += "Q: " + sgl.gen("a") + " and " + sgl.gen("b") + sgl.gen("c")
+
+    at_once.run(backend=client)
     assert client.continued == [tuple(b" and "), ()]
     assert client.held == {}
 
