@@ -57,12 +57,18 @@ class Emitter:
         rule = self.value(start)
         while self._queue:
             literals, target = self._queue.pop()
+            branches = self.expander.terms.plain_union(literals)
+            if branches is not None:
+                for branch in branches:
+                    self.grammar.add(target, self.value((branch,)))
+                continue
             for case in self.expander.cases(literals):
                 self._case(target, case)
         return rule
 
     def value(self, literals: Conjunction) -> Rule:
         """The rule of the values that satisfy all of `literals`."""
+        literals = self.expander.canonical(literals)
         found = self._rules.get(literals)
         if found is None:
             found = self._rules[literals] = self.grammar.new_rule()

@@ -62,15 +62,41 @@ class Expander:
         self.terms = Terms(document, self.are_disjoint)
         self._memo: dict[Conjunction, list[Case] | TooManyCases] = {}
         self._hopeless: dict[Conjunction, bool] = {}
+        self._canonical: dict[Conjunction, Conjunction] = {}
         self._running: set[Conjunction] = set()
 
     def loosen(self, node_id: int, keyword: str) -> None:
         self.terms.loosen(node_id, keyword)
         self._memo.clear()
+        self._canonical.clear()
         self._hopeless.clear()
+
+    def canonical(self, literals: Conjunction) -> Conjunction:
+        """The same conjunction without wrappers: a node that is nothing but references becomes what it refers to.
+
+        Conjunctions that mean the same then share their rules.
+        """
+        found = self._canonical.get(literals)
+        if found is None:
+            plain: dict[Literal, None] = {}
+            stack = list(reversed(literals))
+            seen: set[Literal] = set()
+            while stack:
+                literal = stack.pop()
+                if literal in seen:
+                    continue
+                seen.add(literal)
+                inner = self.terms.unwrap(literal)
+                if inner is None:
+                    plain[literal] = None
+                else:
+                    stack.extend(reversed(inner))
+            found = self._canonical[literals] = tuple(plain)
+        return found
 
     def cases(self, literals: Conjunction) -> list[Case]:
         """Raises TooManyCases."""
+        literals = self.canonical(literals)
         found = self._memo.get(literals)
         if found is None:
             self._running.add(literals)
@@ -87,6 +113,7 @@ class Expander:
 
     def is_hopeless(self, literals: Conjunction) -> bool:
         """True only if no value satisfies all of them; looks one object level down, not through recursion."""
+        literals = self.canonical(literals)
         known = self._hopeless.get(literals)
         if known is not None:
             return known
@@ -108,7 +135,7 @@ class Expander:
 
     def _signature(self, node_id: int) -> tuple[int, dict[str, frozenset[object]]] | None:
         """The types of a node's values and, per required key, the finite set of what it may be."""
-        if (node_id,) in self._running:
+        if self.canonical((node_id,)) in self._running:
             return None
         try:
             cases = self.cases((node_id,))
@@ -125,6 +152,7 @@ class Expander:
 
     def _finite(self, literals: Conjunction) -> frozenset[object]:
         """The identities of all values of a conjunction, empty where they are not finitely many."""
+        literals = self.canonical(literals)
         if not literals or literals in self._running:
             return frozenset()
         try:
@@ -215,9 +243,23 @@ class Expander:
             _simplify_presence(case)
         if case.types & OBJECT:
             self._required_keys_are_possible(case)
+        if case.types & ARRAY and case.contains:
+            self._drop_certain_contains(case)
         if case.types & ARRAY and case.min_items:
             self._first_items_are_possible(case)
         return [case] if case.types else []
+
+    def _drop_certain_contains(self, case: Case) -> None:
+        """A contains that every item satisfies only asks for so many items."""
+        if any(rule.prefix for rule in case.items):
+            return
+        kept = []
+        for rule in case.contains:
+            if rule.most is None and self.is_hopeless((*case.item_literals(0), ~rule.item)):
+                case.limit_items(rule.start + rule.least, None)
+            else:
+                kept.append(rule)
+        case.contains = tuple(kept)
 
     def _first_items_are_possible(self, case: Case) -> None:
         for index in range(min(case.min_items, 1 + max((len(rule.prefix) for rule in case.items), default=0))):

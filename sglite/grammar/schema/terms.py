@@ -30,6 +30,7 @@ from sglite.grammar.schema.presence import Formula, conjunction, disjunction, ex
 MAX_FORMULA = 2000  # parts of a presence formula; beyond, the schema is a puzzle
 
 COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "$recursiveRef"})
+_WRAPPERS = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf"})
 _PLAIN = frozenset({"type", "enum", "const", "$ref", "allOf", "anyOf"})
 _DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
 _CONDITIONAL = _DEPENDENT | {"anyOf", "oneOf", "not", "if"}
@@ -215,6 +216,35 @@ class Terms:
 
     def children(self, node: Node, keyword: str) -> list[int]:
         return [self.document.child(node, keyword, i) for i in range(len(expect(node, keyword, list)))]
+
+    def unwrap(self, literal: Literal) -> list[Literal] | None:
+        """The literals that one is nothing but the conjunction of; None where it says something itself."""
+        node = self.document.node(max(literal, ~literal))
+        if isinstance(node.value, bool):
+            return [] if node.value == (literal >= 0) else None
+        keywords = self.keywords(node)
+        if literal < 0:
+            only_one = len(keywords) == 1 and next(iter(keywords)) in ("$ref", "not") and not self._is_loose(node)
+            return [~inner for inner in self._conjuncts(node, next(iter(keywords)))] if only_one else None
+        if not _WRAPPERS.issuperset(keywords) or self._is_loose(node):
+            return None
+        self.touched.add(node.id)
+        return [inner for keyword in keywords for inner in self._conjuncts(node, keyword)]
+
+    def plain_union(self, literals: tuple[Literal, ...]) -> list[Literal] | None:
+        """The branches of a node that is nothing but an anyOf (or a oneOf of disjoint branches): each has its own rule."""
+        if len(literals) != 1 or literals[0] < 0:
+            return None
+        terms = self.of(literals[0])
+        if len(terms) != 1 or not isinstance(terms[0], Choice) or terms[0].keyword not in ("anyOf", "oneOf"):
+            return None
+        branches = [
+            option[0].literal for option in terms[0].options if len(option) == 1 and isinstance(option[0], Holds)
+        ]
+        return branches if len(branches) == len(terms[0].options) else None
+
+    def _is_loose(self, node: Node) -> bool:
+        return any(node_id == node.id for node_id, _ in self.loose)
 
     def are_plain(self, literals: frozenset[Literal]) -> bool:
         """Whether only type, enum and const narrow a value, all of which a case's `values` already reflect."""
