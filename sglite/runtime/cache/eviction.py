@@ -6,6 +6,8 @@ from typing import Protocol
 
 DONE, NORMAL, LEASED = 0, 1, 2
 
+Rank = tuple[int, float, float]
+
 
 class Evictable(Protocol):
     """What a rule may look at."""
@@ -13,32 +15,37 @@ class Evictable(Protocol):
     last_access: int  # a counter of accesses, not a time
     done: bool  # its program said that nothing will read it again
 
-    def lease_end(self, now: float) -> float:
-        """time.monotonic() seconds of the last running lease, 0.0 without one."""
+    def leased_since(self, now: float) -> float | None:
+        """When the oldest program that leases it began, time.monotonic() seconds; None without a running lease."""
         ...
 
 
 class EvictionPolicy(Protocol):
-    def rank(self, node: Evictable, now: float) -> tuple[int, float]:
-        """Smaller goes earlier. May grow at any time; a rank that shrinks is only noticed after a lease's end."""
+    def rank(self, node: Evictable, now: float) -> Rank:
+        """Smaller goes earlier. May grow at any time; one that shrinks is noticed at a lease's end only."""
         ...
 
 
 class LeaseThenLRU:
-    """What no program will read again, then the least recently used, then leased prefixes, first to end first.
+    """What no program will read again, then the least recently used, then leased prefixes, those of the youngest
+    program first.
+
+    Programs come back to their prefixes in turns, so the least recently used one is the next to be read: by age of
+    access a cache that is a little too small would keep nothing that is needed. Giving up the youngest program keeps
+    the others whole, and the oldest, which is admitted first, ends soonest.
 
     A lease is a preference and not a lock: it never keeps a running request from getting memory.
     """
 
-    def rank(self, node: Evictable, now: float) -> tuple[int, float]:
-        lease_end = node.lease_end(now)
-        if lease_end:
-            return LEASED, lease_end
-        return (DONE if node.done else NORMAL), node.last_access
+    def rank(self, node: Evictable, now: float) -> Rank:
+        since = node.leased_since(now)
+        if since is not None:
+            return LEASED, -since, node.last_access
+        return (DONE if node.done else NORMAL), 0.0, node.last_access
 
 
 class LRU:
     """The least recently used, whatever programs said: the order that leases are measured against."""
 
-    def rank(self, node: Evictable, now: float) -> tuple[int, float]:
-        return NORMAL, node.last_access
+    def rank(self, node: Evictable, now: float) -> Rank:
+        return NORMAL, 0.0, node.last_access

@@ -177,12 +177,17 @@ class CacheManager:
 
     # -- programs
 
-    def lease(self, prefix: Prefix, num_tokens: int, *, holder: str, end: float, now: float) -> None:
-        """Keep the first `num_tokens` of a locked prefix for `holder` until `end`, as far as memory allows."""
+    def lease(self, prefix: Prefix, num_tokens: int, *, holder: str, end: float, since: float, now: float) -> None:
+        """Keep the first `num_tokens` of a locked prefix for `holder`, which began at `since`, until `end`, as far as
+        memory allows."""
         boundary = self._tree.ancestor_at(prefix.node, prefix.length, num_tokens)
         if boundary.parent is None or boundary.detached:
             return
-        self._tree.lease(boundary, holder, end=end, now=now)
+        self._tree.lease(boundary, holder, end=end, since=since, now=now)
+
+    def end_leases(self, prefix: Prefix, holder: str) -> None:
+        """`holder` reads nothing of a locked prefix again."""
+        self._tree.end_leases(prefix.node, holder)
 
     def mark_done(self, prefix: Prefix, above: int) -> None:
         """Nothing reads the tokens from `above` on of a locked prefix again: they are evicted first."""

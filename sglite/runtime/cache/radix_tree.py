@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglite.runtime.batch import IntArray
-from sglite.runtime.cache.eviction import EvictionPolicy
+from sglite.runtime.cache.eviction import EvictionPolicy, Rank
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -58,14 +58,13 @@ class Node:
         self.children: dict[int | bytes, Node] = {}
         self.locks = 0
         self.last_access = 0
-        self.leases: dict[str, float] = {}  # holder -> end, time.monotonic() seconds
+        self.leases: dict[str, tuple[float, float]] = {}  # holder -> (end, since), time.monotonic() seconds
         self.done = False
         self.detached = False
-        self.queued: tuple[int, float] | None = None  # its smallest rank in the eviction heap
+        self.queued: Rank | None = None  # its smallest rank in the eviction heap
 
-    def lease_end(self, now: float) -> float:
-        end = max(self.leases.values(), default=0.0)
-        return end if end > now else 0.0
+    def leased_since(self, now: float) -> float | None:
+        return min((since for end, since in self.leases.values() if end > now), default=None)
 
 
 class RadixTree:
@@ -78,7 +77,7 @@ class RadixTree:
         self._roots: dict[Namespace, Node] = {}
         self._ticks = 0
         self._pushes = 0
-        self._heap: list[tuple[tuple[int, float], int, Node]] = []
+        self._heap: list[tuple[Rank, int, Node]] = []
         self._lease_ends: list[tuple[float, int, Node]] = []
         self._detached_locked: set[Node] = set()
 
@@ -169,12 +168,27 @@ class RadixTree:
 
     # -- programs
 
-    def lease(self, node: Node, holder: str, *, end: float, now: float) -> None:
-        """`holder` reads the prefix that ends in `node` again before `end`."""
+    def lease(self, node: Node, holder: str, *, end: float, since: float, now: float) -> None:
+        """`holder`, which began at `since`, reads the prefix that ends in `node` again before `end`."""
         self._expire_leases(now)
-        node.leases[holder] = max(end, node.leases.get(holder, 0.0))
+        known = node.leases.get(holder, (end, since))
+        node.leases[holder] = max(end, known[0]), min(since, known[1])
         self._pushes += 1
         heapq.heappush(self._lease_ends, (end, self._pushes, node))
+
+    def end_leases(self, node: Node, holder: str) -> None:
+        """`holder` is through with the locked path to `node`. What it alone went on with goes first now; a first part
+        that nothing splits off may be what its next run begins with, and stays."""
+        path: list[Node] = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            path.append(at)
+            at = at.parent
+        held = [i for i, n in enumerate(path) if n.leases.pop(holder, None) is not None]
+        for n in path[: held[-1] + 1] if held else ():
+            if n.leases or len(n.children) > 1 or n is path[-1]:
+                return
+            n.done = True
 
     def mark_done(self, node: Node, above: int, length: int) -> None:
         """Nothing will read tokens `above` .. `length` of the path to `node` again: they go first."""
@@ -312,7 +326,7 @@ class RadixTree:
             at.done = False
             at = at.parent
 
-    def _push(self, node: Node, rank: tuple[int, float] | None = None) -> None:
+    def _push(self, node: Node, rank: Rank | None = None) -> None:
         """Make an unlocked leaf a candidate. Ranks in the heap may be old: they only grow, and evict() looks again."""
         rank = rank or self._policy.rank(node, 0.0)
         if node.queued is not None and node.queued <= rank:
@@ -328,7 +342,7 @@ class RadixTree:
     def _expire_leases(self, now: float) -> None:
         while self._lease_ends and self._lease_ends[0][0] <= now:
             node = heapq.heappop(self._lease_ends)[2]
-            node.leases = {holder: end for holder, end in node.leases.items() if end > now}
+            node.leases = {holder: lease for holder, lease in node.leases.items() if lease[0] > now}
             if not node.locks and not node.children and not node.detached:
                 self._push(node, self._policy.rank(node, now))
 

@@ -113,15 +113,18 @@ class Scheduler:
         """Lease what the request's program reads again; the rest of what this request computed goes first."""
         job, now = request.job, self._clock()
         if job.lease_until:
-            self._cache.lease(prefix, prefix.length, holder=job.request_id, end=job.lease_until, now=now)
+            end = job.lease_until  # asked for by itself: it goes last
+            self._cache.lease(prefix, prefix.length, holder=job.request_id, end=end, since=0.0, now=now)
         program = job.program
         if program is None:
             return
         wanted = request.num_tokens if program.wanted_again < 0 else program.wanted_again
         first_own = request.completion.cached_tokens if request.completion is not None else request.num_prompt
         if wanted:
-            end = now + self._lease_s
-            self._cache.lease(prefix, wanted, holder=program.program_id, end=end, now=now)
+            end, since = now + self._lease_s, program.arrival or job.arrival
+            self._cache.lease(prefix, wanted, holder=program.program_id, end=end, since=since, now=now)
+        elif not program.remaining:
+            self._cache.end_leases(prefix, program.program_id)
         self._cache.mark_done(prefix, max(wanted, first_own))
 
     def taken_over(self) -> list[tuple[Request, OutOfPages | None]]:

@@ -110,7 +110,7 @@ def test_leased_prefixes_go_last_and_done_ones_first() -> None:
     for start in (100, 200, 300):
         _store(cache, _ids(range(start, start + 10)))
     leased = cache.acquire(A, _ids(range(100, 110)))
-    cache.lease(leased, 6, holder="p", end=50.0, now=0.0)
+    cache.lease(leased, 6, holder="p", end=50.0, since=0.0, now=0.0)
     cache.mark_done(leased, 6)
     cache.release(leased)
     cache.allocate(4, 1.0)  # what follows the leased part goes first
@@ -125,7 +125,7 @@ def test_a_lease_ends() -> None:
     cache = CacheManager(20, 1)
     _store(cache, _ids(range(100, 110)))
     prefix = cache.acquire(A, _ids(range(100, 110)))
-    cache.lease(prefix, 10, holder="p", end=50.0, now=0.0)
+    cache.lease(prefix, 10, holder="p", end=50.0, since=0.0, now=0.0)
     cache.release(prefix)
     _store(cache, _ids(range(200, 210)))
     cache.allocate(5, 60.0)
@@ -133,11 +133,22 @@ def test_a_lease_ends() -> None:
     assert cache.match_length(A, _ids(range(200, 210))) == 10
 
 
+def test_of_leased_prefixes_those_of_the_youngest_program_go_first() -> None:
+    cache = CacheManager(30, 1)
+    for start, since in ((100, 2.0), (200, 3.0), (300, 1.0)):
+        _store(cache, _ids(range(start, start + 10)))
+        prefix = cache.acquire(A, _ids(range(start, start + 10)))
+        cache.lease(prefix, 10, holder=f"p{start}", end=50.0, since=since, now=0.0)
+        cache.release(prefix)
+    cache.allocate(13, 5.0)
+    assert [cache.match_length(A, _ids(range(s, s + 10))) for s in (100, 200, 300)] == [7, 0, 10]
+
+
 def test_a_rule_may_ignore_leases() -> None:
     cache = CacheManager(20, 1, policy=LRU())
     _store(cache, _ids(range(100, 110)))
     prefix = cache.acquire(A, _ids(range(100, 110)))
-    cache.lease(prefix, 10, holder="p", end=50.0, now=0.0)
+    cache.lease(prefix, 10, holder="p", end=50.0, since=0.0, now=0.0)
     cache.release(prefix)
     _store(cache, _ids(range(200, 210)))
     cache.allocate(5, 1.0)
