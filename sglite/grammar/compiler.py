@@ -21,21 +21,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sglite.errors import GrammarError, GrammarTimeout, GrammarTooLarge, SgliteError
+from sglite.errors import GrammarError, GrammarTimeout, GrammarTooLarge, InvalidRequest, SgliteError
+from sglite.grammar.budget import BudgetMatcher
 from sglite.grammar.engines import route
-from sglite.grammar.engines.llguidance import LLGuidanceEngine
+from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGrammar
 from sglite.grammar.fill import BatchFiller
 from sglite.grammar.heal import heal_token
 from sglite.grammar.isolation import Worker
 from sglite.grammar.layers import WithResidual
 from sglite.grammar.matcher import CompiledGrammar, Matcher
+from sglite.grammar.reach import Reach
 from sglite.grammar.regex_size import regex_size
 from sglite.grammar.vocab import Vocab
 from sglite.grammar.worker import Job
 from sglite.protocol import Coverage, GrammarSpec
 
 if TYPE_CHECKING:
-    from sglite.grammar.engines.xgrammar import XGrammarEngine
+    from sglite.grammar.engines.xgrammar import XGrammarEngine, XGrammarGrammar
 
 _log = logging.getLogger(__name__)
 
@@ -55,11 +57,11 @@ class CompilerConfig:
     isolate: bool = True  # False: everything in this process, without limits of time and memory (tests)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grammar:
     """A compiled grammar with what our front end adds to the engine's."""
 
-    base: CompiledGrammar
+    base: LLGuidanceGrammar | XGrammarGrammar
     plan: route.Plan = field(repr=False)
     vocab: Vocab = field(repr=False)
 
@@ -75,11 +77,22 @@ class Grammar:
     def nbytes(self) -> int:
         return self.base.nbytes + len(self.spec.source)
 
-    def matcher(self) -> Matcher:
-        matcher = self.base.matcher()
-        if self.plan.residual is None:
-            return matcher
-        return WithResidual(matcher, self.plan.residual.fork(), self.vocab)
+    def matcher(self, *, budget: int | None = None) -> Matcher:
+        matcher: Matcher = self.base.matcher()
+        if self.plan.residual is not None:
+            matcher = WithResidual(matcher, self.plan.residual.fork(), self.vocab)
+        return matcher if budget is None else BudgetMatcher(matcher, budget, self.vocab, self._reach)
+
+    @cached_property
+    def _reach(self) -> Reach:
+        if self.plan.reach is not None:
+            return self.plan.reach
+        reach = route.reach_of(self.spec, self.plan.grammar)
+        if reach is None:
+            raise InvalidRequest(
+                f"close_on_budget is not available for {self.spec.kind} constraints", param="close_on_budget"
+            )
+        return reach
 
     def validate(self, text: str) -> str | None:
         return self.plan.validate(text)
@@ -190,14 +203,12 @@ class GrammarCompiler:
             return None
         if answer.has_residual or not answer.coverage.exact:
             return route.plan(spec)  # trackers and validators do not travel; the worker has shown that this is cheap
-        return route.Plan.exact(answer.grammar, answer.coverage)
+        return route.Plan.exact(answer.grammar, answer.coverage, answer.reach)
 
     def _build(self, spec: GrammarSpec, plan: route.Plan) -> CompiledGrammar:
         if plan.engine == "llguidance":
-            base: CompiledGrammar = self._llguidance.compile(spec, plan.grammar, plan.coverage)
-        else:
-            base = self._xgrammar.compile(spec, plan.coverage)
-        return Grammar(base, plan, self.vocab)
+            return Grammar(self._llguidance.compile(spec, plan.grammar), plan, self.vocab)
+        return Grammar(self._xgrammar.compile(spec), plan, self.vocab)
 
     def _keep(self, spec: GrammarSpec, result: CompiledGrammar | GrammarError) -> None:
         size = _REFUSAL_BYTES + len(spec.source) if isinstance(result, GrammarError) else result.nbytes

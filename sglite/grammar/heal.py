@@ -130,7 +130,7 @@ class HealedMatcher:
             return None
         if self._inner is None:
             return (len(owed), 0)
-        rest = self._spell(text[len(owed) :])
+        rest = self._vocab.spell(text[len(owed) :])
         if rest is None:
             return None
         taken = self._inner.accept(rest)
@@ -170,20 +170,9 @@ class HealedMatcher:
         first = {self._vocab.tokens[i][:1] for i in (forced[:1] or bitmask.ids(row).tolist())}
         unknown = [i for i in np.flatnonzero(~known) if beyond.rests[i][:1] in first]
         for i in unknown[:MAX_PROBES]:
-            tokens = self._spell(beyond.rests[i])
+            tokens = self._vocab.spell(beyond.rests[i])
             if tokens is not None:
                 taken = inner.accept(tokens)
                 inner.rollback(taken)
                 legal[i] = taken == len(tokens)
         return legal
-
-    def _spell(self, text: bytes) -> list[int] | None:
-        """Some tokens that spell the bytes: longest first. None where the vocabulary lacks a byte."""
-        found: list[int] = []
-        while text:
-            size = next((n for n in range(len(text), 0, -1) if self._vocab.with_bytes(text[:n])), 0)
-            if size == 0:
-                return None
-            found.append(self._vocab.with_bytes(text[:size])[0])
-            text = text[size:]
-        return found

@@ -67,7 +67,10 @@ class CompiledGrammar(Protocol):
         """What it counts in the compiler's byte-capped cache."""
         ...
 
-    def matcher(self) -> Matcher: ...
+    def matcher(self, *, budget: int | None = None) -> Matcher:
+        """At the start. With a `budget` the output is complete within that many tokens, stop id not counted; raises
+        InvalidRequest where the shortest one is longer, or where that is not known for this kind of constraint."""
+        ...
 
     def validate(self, text: str) -> str | None:
         """Why a complete output violates what the mask does not carry of the constraint (None: it does not)."""

@@ -134,6 +134,37 @@ class Vocab:
         masks = [self._byte_masks[b] for b in set(some_of) if b in self._byte_masks]
         return np.bitwise_or.reduce(masks) if masks else bitmask.empty(self.size)
 
+    @cached_property
+    def byte_ids(self) -> tuple[int, ...]:
+        """The ids of the single-byte tokens, by byte."""
+        return tuple(i for byte in range(256) for i in self.with_bytes(bytes([byte]))[:1])
+
+    @cached_property
+    def plain_mask(self) -> Bitmask:
+        """int32[words]: tokens that are whole characters and stay within a JSON string."""
+        return bitmask.of((i for i, text in enumerate(self.tokens) if _is_plain(text)), self.size)
+
+    @cached_property
+    def openers_mask(self) -> Bitmask:
+        """int32[words]: tokens with two or more of the characters that begin an array or object."""
+        opening = (i for i, text in enumerate(self.tokens) if text.count(b"[") + text.count(b"{") > 1)
+        return bitmask.of(opening, self.size)
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Some tokens for the bytes, longest first; None where the vocabulary lacks one."""
+        found: list[int] = []
+        at = 0
+        while at < len(text):
+            for end in range(min(len(text), at + self.longest), at, -1):
+                token_ids = self.with_bytes(text[at:end])
+                if token_ids:
+                    found.append(token_ids[0])
+                    at = end
+                    break
+            else:
+                return None
+        return found
+
     def bytes_of(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(self.tokens[i] for i in token_ids)
 
@@ -144,3 +175,13 @@ class Vocab:
         if not bumped:
             return len(texts)
         return bisect_left(texts, bumped[:-1] + bytes([bumped[-1] + 1]))
+
+
+def _is_plain(text: bytes) -> bool:
+    if not text or any(byte < 0x20 or byte in b'"\\\x7f' for byte in text):
+        return False
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -26,6 +26,7 @@ import msgspec
 from sglite.errors import GrammarTooLarge, SgliteError
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
+from sglite.grammar.reach import Reach
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import Coverage, ErrorInfo, GrammarSpec
 
@@ -47,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     grammar: str = ""
     coverage: Coverage = Coverage()
     has_residual: bool = False
+    reach: Reach | None = None
     error: ErrorInfo | None = None
 
 
@@ -90,8 +92,9 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         # Again and again: one that falls into a finaliser or a callback is swallowed there.
         signal.setitimer(signal.ITIMER_VIRTUAL, job.cpu_seconds, _TIMER_REPEATS)
         plan = route.plan(job.spec)
-        engine.compile(job.spec, plan.grammar, plan.coverage)
-        return Answer("planned", plan.grammar, plan.coverage, plan.residual is not None)
+        engine.compile(job.spec, plan.grammar)
+        reach = route.reach_of(job.spec, plan.grammar)
+        return Answer("planned", plan.grammar, plan.coverage, plan.residual is not None, reach)
     except _OutOfTime:
         return Answer("slow")
     except SgliteError as error:

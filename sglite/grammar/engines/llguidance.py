@@ -21,7 +21,7 @@ from sglite.errors import GrammarTooLarge, GrammarViolation, InvalidGrammar
 from sglite.grammar import bitmask
 from sglite.grammar.matcher import Bitmask
 from sglite.grammar.vocab import Vocab
-from sglite.protocol import Coverage, GrammarSpec
+from sglite.protocol import GrammarSpec
 
 MAX_FORCED = 64  # tokens that one call of forced() looks ahead
 MAX_FORCED_BYTES = 16_384  # each mask looks over all the text that is forced from its place
@@ -116,19 +116,15 @@ class LLGuidanceMatcher:
 
 @dataclass(frozen=True, slots=True)
 class LLGuidanceGrammar:
-    """See `sglite.grammar.matcher.CompiledGrammar`."""
+    """What is shared by all completions under one constraint; immutable."""
 
     spec: GrammarSpec
-    coverage: Coverage
     nbytes: int
     template: llguidance.LLMatcher = field(repr=False)  # warmed, at the start; never advanced
     vocab: Vocab = field(repr=False)
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self.template.deep_copy(), self.vocab)
-
-    def validate(self, text: str) -> str | None:
-        return None
 
 
 class LLGuidanceEngine:
@@ -141,7 +137,7 @@ class LLGuidanceEngine:
             llguidance.TokenizerWrapper(_TokenTable(vocab)), n_vocab=vocab.size, eos_token=list(vocab.stop_ids)
         )
 
-    def compile(self, spec: GrammarSpec, grammar: str, coverage: Coverage) -> LLGuidanceGrammar:
+    def compile(self, spec: GrammarSpec, grammar: str) -> LLGuidanceGrammar:
         """`grammar`: what one of `LLMatcher.grammar_from_*` gave. Computes the first mask.
 
         Raises InvalidGrammar or GrammarTooLarge.
@@ -151,9 +147,7 @@ class LLGuidanceEngine:
             self._try(template, direction)
             template.reset()
         _check(template)
-        return LLGuidanceGrammar(
-            spec=spec, coverage=coverage, nbytes=_estimate_nbytes(grammar), template=template, vocab=self.vocab
-        )
+        return LLGuidanceGrammar(spec=spec, nbytes=_estimate_nbytes(grammar), template=template, vocab=self.vocab)
 
     def _try(self, template: llguidance.LLMatcher, direction: int) -> None:
         """Walk some tokens from the start, always over the first (0) or the last (-1) legal one.

@@ -14,6 +14,7 @@ from typing import Literal
 import llguidance
 
 from sglite.grammar import tools
+from sglite.grammar.reach import Reach, lark_reach, regex_reach
 from sglite.grammar.schema import prepare
 from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
 from sglite.protocol import Coverage, GrammarSpec
@@ -32,11 +33,12 @@ class Plan:
     coverage: Coverage
     validate: Callable[[str], str | None] = field(repr=False)
     residual: ResidualTracker | None = None
+    reach: Reach | None = None  # None: not computed yet
 
     @staticmethod
-    def exact(grammar: str, coverage: Coverage) -> Plan:
+    def exact(grammar: str, coverage: Coverage, reach: Reach | None = None) -> Plan:
         """A plan for llguidance that leaves nothing to check."""
-        return Plan(engine="llguidance", grammar=grammar, coverage=coverage, validate=_nothing_left)
+        return Plan(engine="llguidance", grammar=grammar, coverage=coverage, validate=_nothing_left, reach=reach)
 
 
 def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
@@ -60,6 +62,22 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
         return Plan.exact(llguidance.LLMatcher.grammar_from_lark(lark), coverage)
     grammar, engine, reason = _SIMPLE[spec.kind](spec)
     return Plan(engine=engine, grammar=grammar, coverage=Coverage(engine=engine, reason=reason), validate=_nothing_left)
+
+
+def reach_of(spec: GrammarSpec, grammar: str) -> Reach | None:
+    """What closing in time needs to know; None for the kinds that cannot be closed."""
+    match spec.kind:
+        case "json_schema":
+            return lark_reach(grammar)
+        case "json_object":
+            return Reach(opening=8, inside=4)  # {"":0} or less
+        case "regex":
+            return regex_reach(spec.source)
+        case "choice":
+            longest = max(len(text.encode()) for text in json.loads(spec.source))
+            return Reach(opening=longest, inside=longest)
+        case _:
+            return None
 
 
 def _nothing_left(text: str) -> str | None:

@@ -20,7 +20,7 @@ from sglite.grammar.canonical import certain_tokens
 from sglite.grammar.engines import productive
 from sglite.grammar.matcher import Bitmask
 from sglite.grammar.vocab import Vocab
-from sglite.protocol import Coverage, GrammarSpec
+from sglite.protocol import GrammarSpec
 
 MAX_FORCED = 64  # tokens that one call of forced() looks ahead
 MAX_COMPILED_BYTES = 64 << 20
@@ -116,10 +116,9 @@ class XGrammarMatcher:
 
 @dataclass(frozen=True, slots=True)
 class XGrammarGrammar:
-    """See `sglite.grammar.matcher.CompiledGrammar`."""
+    """What is shared by all completions under one constraint; immutable."""
 
     spec: GrammarSpec
-    coverage: Coverage
     nbytes: int
     compiled: xgrammar.CompiledGrammar = field(repr=False)
     vocab: Vocab = field(repr=False)
@@ -128,9 +127,6 @@ class XGrammarGrammar:
         stop_ids = list(self.vocab.stop_ids)
         return XGrammarMatcher(xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=stop_ids), self.vocab)
 
-    def validate(self, text: str) -> str | None:
-        return None
-
 
 class XGrammarEngine:
     def __init__(self, vocab: Vocab) -> None:
@@ -138,7 +134,7 @@ class XGrammarEngine:
         info = xgrammar.TokenizerInfo(list(vocab.tokens), vocab_size=vocab.size, stop_token_ids=list(vocab.stop_ids))
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, spec: GrammarSpec, coverage: Coverage) -> XGrammarGrammar:
+    def compile(self, spec: GrammarSpec) -> XGrammarGrammar:
         """Raises InvalidGrammar or GrammarTooLarge. xgrammar's own exceptions are RuntimeErrors of many kinds."""
         try:
             if spec.kind == "ebnf":
@@ -155,7 +151,6 @@ class XGrammarEngine:
             raise GrammarTooLarge(f"the compiled {spec.kind} takes over {MAX_COMPILED_BYTES >> 20} MB")
         made = XGrammarGrammar(
             spec=spec,
-            coverage=coverage,
             nbytes=compiled.memory_size_bytes + 4096,
             compiled=compiled,
             vocab=self.vocab,
