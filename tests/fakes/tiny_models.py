@@ -73,5 +73,5 @@ def tiny_executor(folder: Path, *, vocab_size: int = VOCAB, **options: Any) -> M
         "max_rows": 8,
         "num_pages": 600,
     }
-    config = EngineConfig(model=str(folder), **(defaults | options))
+    config = EngineConfig(**(defaults | options))
     return build_executor(config, resolve_model(folder), vocab_size=vocab_size)

@@ -84,6 +84,12 @@ class ForwardBatch:
     logits_index: torch.Tensor  # int32[L] which of the T tokens need logits
     host_page_table: IntArray  # the same table for planning on the host
 
+    @property
+    def selected(self) -> torch.Tensor | None:
+        """logits_index, or None where every token's logits are wanted, in order. The host's numbers decide, as the
+        padded shapes of a captured size can agree by chance."""
+        return None if len(self.batch.mask_slots) == self.batch.num_tokens else self.logits_index
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:

@@ -45,12 +45,16 @@ class Attention:
             found[f"{attention}.k_norm.weight"] = self._head_norms[1].loader
         return found
 
-    def __call__(self, x: torch.Tensor, batch: ForwardBatch, cos_sin: torch.Tensor) -> torch.Tensor:
-        """The residual stream before the block -> after it.  [T, hidden]"""
+    def __call__(
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: torch.Tensor, selected: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The residual stream before the block -> after it  # [T, hidden], only tokens `selected`  # int[L]  of it."""
         ops, backend = self._context.ops, self._context.attention
         assert backend is not None, "the KV cache was not made yet"
         qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
         attended = backend.attend(self._layer, qkv, self._norms(), cos_sin, batch)
+        if selected is not None:
+            attended, x = attended.index_select(0, selected), x.index_select(0, selected)
         return ops.linear_add(attended, self._out.packed, self._out.bias, x)
 
     def _norms(self) -> tuple[Norm, Norm] | None:

@@ -34,10 +34,10 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits of the tokens in batch.logits_index  # [L, config.vocab_size]."""
         x = torch.nn.functional.embedding(batch.token_ids, self._embedding.value)  # the residual stream
-        for attention, mlp in self._layers:
+        *layers, (last_attention, last_mlp) = self._layers
+        for attention, mlp in layers:
             x = mlp(attention(x, batch, self._cos_sin))
-        if batch.logits_index.shape[0] != x.shape[0]:
-            x = x.index_select(0, batch.logits_index)
+        x = last_mlp(last_attention(x, batch, self._cos_sin, batch.selected))  # nobody reads the others from there on
         return self._context.ops.norm_linear(x, self._norm.value, self._output.packed, None)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -49,6 +49,7 @@ from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
+_FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
 
 
@@ -157,9 +158,9 @@ class CudaDevice:
             read = int(inputs.positions.sum(dtype=np.int64))
             if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + 65536:
                 return None
-        size = padded(tokens)
-        splits = choose_splits(size, self._shape.num_kv_heads, longest)
-        return GraphKey(size, size if wanted == tokens else padded(max(1, wanted)), decode, splits)
+        size = padded(tokens, coarse=not decode)
+        logits = 0 if wanted == tokens else max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
+        return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, longest))
 
     def prepare_sample(
         self,

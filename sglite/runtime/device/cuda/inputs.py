@@ -29,9 +29,12 @@ _RING = 4  # steps that may be in flight, with one to spare
 _SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, *range(32, 128, 8), *range(128, 256, 16), *range(256, MAX_SMALL + 1, 32))
 
 
-def padded(count: int) -> int:
+_COARSE = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, MAX_SMALL)  # steps that come in many shapes
+
+
+def padded(count: int, *, coarse: bool) -> int:
     """The captured size for that many tokens."""
-    return next(size for size in _SIZES if size >= count)
+    return next(size for size in (_COARSE if coarse else _SIZES) if size >= count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class GraphKey:
     """What tells captured graphs apart."""
 
     tokens: int
-    logits: int
+    logits: int  # 0: of every token
     decode: bool  # one token a row and no row reads what another writes: append and attention are one kernel
     splits: int  # of each row's KV
 
@@ -98,7 +101,7 @@ class SmallStep:
         self._sections = Sections(
             {
                 "counts": 2, "token_ids": tokens, "token_rows": tokens, "positions": tokens, "slots": tokens,
-                "logits_index": logits, "update_index": self.updates, "update_pages": self.updates,
+                "logits_index": logits or tokens, "update_index": self.updates, "update_pages": self.updates,
             }
         )  # fmt: skip
         self._empty = np.zeros(self._sections.words, np.int32)

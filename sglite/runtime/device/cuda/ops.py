@@ -176,12 +176,12 @@ class CudaOps:
         outputs, inputs = y.shape[1], x.shape[1]
         config = row_config(outputs, inputs, gated=gated)
         part = config.block_n * inputs * 2
+        ahead = config.prefetch and self._pdl and part % 128 == 0 and outputs % config.block_n == 0
         row_kernel[(triton.cdiv(outputs, config.block_n),)](
             x, weight, y, x if norm is None else norm.weight, x if bias is None else bias, outputs,
             0.0 if norm is None else norm.eps,
             K=inputs, BLOCK_N=config.block_n, BLOCK_K=config.block_k, NORM=norm is not None, GATED=gated, ADD=add,
-            BIAS=bias is not None, PREFETCH=part if config.prefetch and self._pdl and part % 128 == 0 and outputs % config.block_n == 0 else 0,
-            LANES=32 * config.warps, PDL=self._pdl,
+            BIAS=bias is not None, PREFETCH=part if ahead else 0, LANES=32 * config.warps, PDL=self._pdl,
             num_warps=config.warps, num_stages=1, launch_pdl=self._pdl,
         )  # fmt: skip
 

@@ -1,0 +1,98 @@
+"""The model runner on a GPU against the same on the CPU and against transformers, on tiny models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from sglite.runtime.batch import DEVICE_TOKEN
+from sglite.runtime.executor.model_runner import ModelRunner
+from tests.fakes import tiny_models
+from tests.fakes.batches import GREEDY, Driver, Part, generate, load_row
+from tests.fakes.tiny_models import TINY, tiny_executor, tiny_reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+PROMPTS = [np.random.default_rng(7).integers(0, 320, n).tolist() for n in (5, 1, 40, 90)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A model with heads of 64, for which there are kernels, and its folder."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_models, "_SIZES", tiny_models._SIZES | sizes)
+        patch.setitem(TINY, request.param, (TINY[request.param][0], TINY[request.param][1] | {"head_dim": 64}))
+        model = tiny_reference(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def test_float32_gives_the_tokens_of_the_cpu(saved: tuple[Path, Any]) -> None:
+    folder, _ = saved
+    sampling = [GREEDY, replace(GREEDY, temperature=0.8, seed=5), GREEDY, replace(GREEDY, presence_penalty=0.5)]
+    want = generate(tiny_executor(folder, dtype="float32"), PROMPTS, 20, sampling=sampling)
+    assert generate(tiny_executor(folder, device="cuda", dtype="float32"), PROMPTS, 20, sampling=sampling) == want
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_bfloat16_chooses_tokens_that_the_reference_ranks_first(saved: tuple[Path, Any], chunk: int | None) -> None:
+    folder, model = saved
+    executor = tiny_executor(folder, device="cuda", dtype="bfloat16")
+    for prompt, output in zip(PROMPTS, generate(executor, PROMPTS, 40, chunk=chunk), strict=True):
+        assert behind(model, prompt, output) < 0.25
+
+
+def test_large_steps_choose_them_too(saved: tuple[Path, Any]) -> None:
+    folder, model = saved
+    executor = tiny_executor(folder, device="cuda", dtype="bfloat16", num_pages=2000)
+    prompts = [np.random.default_rng(8).integers(0, 320, n).tolist() for n in (200, 230, 180)]  # more than a small step
+    for prompt, output in zip(prompts, generate(executor, prompts, 4), strict=True):
+        assert behind(model, prompt, output) < 0.25
+
+
+def behind(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> float:
+    """By how much a chosen token's logit is behind the largest, at most."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    return float((logits.amax(-1) - logits.gather(1, torch.tensor(output)[:, None])[:, 0]).max())
+
+
+def test_shared_pages_drafts_masks_and_scores_are_those_of_the_cpu(saved: tuple[Path, Any]) -> None:
+    folder, _ = saved
+    want = scenario(tiny_executor(folder, dtype="float32"))
+    for dtype, tolerance in (("float32", 1e-3), ("bfloat16", 0.3)):
+        got = scenario(tiny_executor(folder, device="cuda", dtype=dtype))
+        for ours, theirs in zip(got, want, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=tolerance)
+
+
+def scenario(executor: ModelRunner) -> list[Any]:
+    """Tokens under a mask of one, so that rounding cannot change them, and logprobs."""
+    driver, prompt = Driver(executor), PROMPTS[2][:12]
+    driver.run([Part(0, 0, prompt, num_logits=0, samples=False)], loads=[load_row(0)])
+    driver.share(0, 1, 12)
+    first = driver.run(
+        [Part(0, 12, [5], masks=[3]), Part(1, 12, [9, 4, 3], num_logits=3, num_drafts=2, masks=[0, 1, 2])],
+        loads=[load_row(1)],
+        masks=[[4], [3], [7], [11]],
+    )
+    second = driver.run(
+        [
+            Part(0, 13, [DEVICE_TOKEN], masks=[0], wants_logprobs=True),
+            Part(1, 15, [DEVICE_TOKEN], masks=[1], wants_logprobs=True),
+            Part(2, 0, [1, 2, 3], num_logits=3, samples=False, targets=[2, 3, 4]),
+        ],
+        loads=[load_row(2)],
+        masks=[[21], [22]],
+    )
+    assert not first.errors and not second.errors
+    logprobs = [second.chosen_logprobs[i] for i in range(3)]
+    return [first.num_accepted, first.tokens, second.tokens, *logprobs]
