@@ -127,9 +127,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is text or token ids; ids are taken as they are. `heal`: the prompt's last token may have
     been cut where the author's text ended: drop it and constrain the next tokens to continue its bytes.
     `hold`: keep the row and its KV after the end, so that `continue_from` may append to it without a new
-    admission. `grammar_after`: token ids (a reasoning model's end-of-thinking marker) after which the
-    grammar begins; empty: at once. `think_budget`: at most that many tokens before `grammar_after` is
-    forced. `deadline`: time.monotonic() seconds after which the request is aborted.
+    admission: the new prompt is what comes after the held prompt and output. `grammar_after`: token ids (a reasoning
+    model's end-of-thinking marker) after which the grammar begins; empty: at once. `think_budget`: at most that many
+    tokens before `grammar_after` is forced. `deadline`: time.monotonic() seconds after which the request is aborted.
     """
 
     request_id: str
@@ -245,7 +245,9 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of one completion since the last output with the same (request_id, index).
 
-    Concatenated `text` of a stream is the whole text, never half a character; the same for `token_ids`.
+    Concatenated `text` of a stream is the whole text, never half a character; the same for `token_ids`. A stop id
+    is no part of them unless include_stop (usage counts it); after a stop text they run on to the token that
+    completed it. A healed request's first ids spell the dropped prompt token again, its text does not.
     The last one has a `finish_reason`. `usage` counts from the start of the request.
     """
 

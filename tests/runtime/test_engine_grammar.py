@@ -190,6 +190,45 @@ def test_a_refused_token_or_an_empty_mask_ends_one_request(overlap: bool, make: 
     assert list(harness.output(free).token_ids) == greedy("free", 9)
 
 
+class Raising(TextsMatcher):
+    """A library that raises what nobody expects."""
+
+    when = "accept"
+
+    def accept(self, token_ids: object) -> int:
+        if self.when == "accept":
+            raise ValueError("panicked")
+        return super().accept(token_ids)  # type: ignore[arg-type]
+
+    def fill(self, row: object) -> None:
+        if self.when == "fill":
+            raise ValueError("panicked")
+        super().fill(row)  # type: ignore[arg-type]
+
+    def forced(self) -> list[int]:
+        if self.when == "forced":
+            raise ValueError("panicked")
+        return super().forced()
+
+
+@BOTH_LOOPS
+@pytest.mark.parametrize("when", ["accept", "fill", "forced"])
+def test_a_grammar_engine_that_raises_ends_one_request(
+    overlap: bool, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Raising, "when", when)
+    harness = Harness(overlap=overlap)
+    harness.grammars.make = Raising
+    bad = harness.add("bad", grammar=choice("abcd", "xbcd"))
+    harness.grammars.make = TextsMatcher
+    good = harness.add("good", grammar=KEYS)
+    free = harness.add("free", max_tokens=9, ignore_eos=True)
+    harness.run()
+    assert "panicked" in harness.output(bad).error.message
+    assert harness.output(good).text == Harness().generate("good", grammar=KEYS).text
+    assert list(harness.output(free).token_ids) == greedy("free", 9)
+
+
 @BOTH_LOOPS
 def test_a_token_outside_the_mask_ends_one_request(overlap: bool) -> None:  # R47
     harness = Harness(overlap=overlap)

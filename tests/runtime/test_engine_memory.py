@@ -120,6 +120,17 @@ def test_a_held_row_continues_after_what_the_client_has() -> None:
     assert list(harness.output("i").token_ids) == greedy("go", 3)
 
 
+@BOTH_LOOPS
+def test_a_resumed_row_heals_what_was_appended(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    harness.generate("tell me", request_id="t", max_tokens=5, ignore_eos=True, hold=True)
+    tokens = [*b"tell me", *harness.output("t").token_ids, *b"a story"]
+    output = harness.generate("a story", continue_from="t", heal=True, max_tokens=4, ignore_eos=True)
+    assert list(output.prompt_token_ids) == tokens[:-1]
+    assert list(output.token_ids) == [ord("y"), *greedy(tokens, 3)]
+    assert harness.core.metrics.resumptions == 1
+
+
 def test_several_requests_may_branch_off_one_held_row() -> None:
     harness = Harness()
     harness.generate("trunk", request_id="t", max_tokens=10, ignore_eos=True, hold=True)

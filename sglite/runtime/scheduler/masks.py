@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sglite.errors import GrammarViolation
 from sglite.grammar.matcher import BatchFiller, Bitmask, Matcher
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
@@ -54,13 +53,29 @@ def fill_masks(step: Step, buffer: Bitmask, filler: BatchFiller | None) -> dict[
     if not matchers:
         return failed
     assert filler is not None
-    failures = filler.fill(matchers, slots, buffer)
+    failures = _fill_together(matchers, slots, buffer, filler)
     for slot, request in zip(slots, owners, strict=True):
         _settle_extra_stops(buffer[slot], request)
     for i, error in failures.items():
         buffer[slots[i]].fill(-1)
         failed[owners[i]] = error
     return failed
+
+
+def _fill_together(
+    matchers: list[Matcher], slots: list[int], buffer: Bitmask, filler: BatchFiller
+) -> dict[int, Exception]:
+    """Failures by place. Where the filler itself fails, one by one, so that the others go on."""
+    try:
+        return filler.fill(matchers, slots, buffer)
+    except Exception as error:  # noqa: BLE001 - a grammar engine may raise anything; it ends its own request
+        if len(matchers) == 1:
+            return {0: error}
+    failures: dict[int, Exception] = {}
+    for i, (matcher, slot) in enumerate(zip(matchers, slots, strict=True)):
+        for error in _fill_together([matcher], [slot], buffer, filler).values():
+            failures[i] = error
+    return failures
 
 
 def _ban_stops(rows: Bitmask, request: Request, output_index: int) -> None:
@@ -85,10 +100,10 @@ def _fill_drafted(rows: Bitmask, request: Request) -> Exception | None:
             _settle_extra_stops(row, request)
             if k < len(drafts):
                 accepted += matcher.accept((drafts[k],))
-    except GrammarViolation as caught:
+        matcher.rollback(accepted)
+    except Exception as caught:  # noqa: BLE001 - as above
         rows.fill(-1)
         error = caught
-    matcher.rollback(accepted)
     return error
 
 

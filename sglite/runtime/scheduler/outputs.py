@@ -11,6 +11,8 @@ The order for one token, which decides what a token that is several things at on
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, SgliteError
@@ -37,6 +39,8 @@ from sglite.runtime.scheduler.rows import STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
+
+_log = logging.getLogger(__name__)
 
 Output = RequestOutput | ScoreOutput
 
@@ -137,7 +141,14 @@ class OutputProcessor:
                 chosen.append(i)
                 matchers.append(matcher)
                 token_ids.append(token_id)
-        return dict(zip(chosen, self._advancer.advance(matchers, token_ids), strict=True)) if chosen else {}
+        if not chosen:
+            return {}
+        try:
+            return dict(zip(chosen, self._advancer.advance(matchers, token_ids), strict=True))
+        except Exception as error:  # noqa: BLE001 - which of them have moved is unknown: these requests end
+            for i in chosen:
+                self.fail(step.requests[i], _request_error(error))
+            return {}
 
     def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
         """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the
@@ -205,7 +216,7 @@ class OutputProcessor:
                     status = self._append_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
                     request.matcher = None  # a healed token or a bounded thinking phase has no more to say
-        except (GrammarViolation, StopRegexTimeout) as caught:
+        except Exception as caught:  # noqa: BLE001 - a grammar engine may raise anything; it ends its own request
             error = _request_error(caught)
         if request.status is RequestStatus.RUNNING:
             self._update_row(request, forced=completion.forced_tokens > forced_before)
@@ -347,7 +358,11 @@ class OutputProcessor:
         text = self._tokenizer.decode(ids)
         if first == request.num_prompt:
             text = text[completion.healed_length :]
-        why = grammar.validate(text)
+        try:
+            why = grammar.validate(text)
+        except Exception as error:  # noqa: BLE001 - a validator that fails has validated nothing
+            _log.error("a validator failed", exc_info=error)
+            why = f"could not be validated: {type(error).__name__}: {error}"
         return (status, reason) if why is None else (RequestStatus.SCHEMA_VIOLATION, why)
 
     def _hold(self, request: Request) -> None:
@@ -393,6 +408,10 @@ class OutputProcessor:
 def _request_error(error: Exception) -> SgliteError:
     if isinstance(error, SgliteError):
         return error
-    return InvalidRequest(
-        f"stop_regex {str(error)!r} took too long to search; make it simpler or use stop texts", param="stop_regex"
-    )
+    if isinstance(error, StopRegexTimeout):
+        return InvalidRequest(
+            f"stop_regex {str(error)!r} took too long to search; make it simpler or use stop texts",
+            param="stop_regex",
+        )
+    _log.error("a request's matcher failed", exc_info=error)
+    return GrammarViolation(f"the grammar engine failed: {type(error).__name__}: {error}")
