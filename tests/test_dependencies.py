@@ -31,7 +31,7 @@ def names(requirements: list[str]) -> set[str]:
 def test_every_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    run = names(project["dependencies"]) | names(extras["cuda"]) | names(extras["plot"])
+    run = names(project["dependencies"]) | names(extras["cuda"]) | names(extras["bench"])
     known = sys.stdlib_module_names | {"sglite", "tests"} | WITH_OTHERS
     for folder, declared in (("sglite", run), ("examples", run), ("tests", run | names(extras["dev"]))):
         for name, file in imported(ROOT / folder):
