@@ -99,11 +99,12 @@ class Request:
 
     @property
     def plain(self) -> bool:
-        """A sampled token that ends nothing only has to be stored, and sent where the request streams."""
+        """A sampled token that ends nothing only has to be shown to the matcher and stored, and sent where the request
+        streams. A matcher without a grammar may be done with any token, so it is looked at each time."""
         completion = self.completion
         return (
             completion is not None
-            and self.matcher is None
+            and (self.matcher is None or self.grammar is not None)
             and completion.stops is None
             and not completion.extra_stop_ids
             and completion.num_logprobs < 0

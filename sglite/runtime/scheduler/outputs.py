@@ -23,7 +23,7 @@ from sglite.protocol import (
     RequestOutput,
     ScoreOutput,
 )
-from sglite.runtime.batch import StepResult
+from sglite.runtime.batch import IntArray, StepResult
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import FINISH_REASONS, Request, RequestStatus
 from sglite.runtime.scheduler.answers import (
@@ -35,7 +35,7 @@ from sglite.runtime.scheduler.answers import (
     warming_output,
 )
 from sglite.runtime.scheduler.delayed import DelayedMatcher
-from sglite.runtime.scheduler.rows import STREAMS, RowTable, Step
+from sglite.runtime.scheduler.rows import MATCHER, STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
@@ -84,8 +84,7 @@ class OutputProcessor:
     # -- the result of a step
 
     def apply(self, step: Step, result: StepResult) -> None:
-        others = self._take_plain(step, result)
-        accepted = self._accept_together(step, result, others)
+        others, accepted = self._take_plain(step, result)
         for i in others:
             self._take_drawn(step, result, i, accepted.get(i))
         for i in step.targets:
@@ -97,58 +96,70 @@ class OutputProcessor:
             if not request.finished and request not in step.dropped:
                 self.finish(request, RequestStatus.LENGTH)
 
-    def _take_plain(self, step: Step, result: StepResult) -> list[int]:
+    def _take_plain(self, step: Step, result: StepResult) -> tuple[list[int], dict[int, bool]]:
         """All rows at once whose token only has to be stored, and sent where they stream. Returns the batch indices
-        of the other rows that sampled or failed."""
+        of the other rows that sampled or failed, and what the matchers of some of those said to the token."""
         batch, table = step.batch, self._table
         tokens = result.tokens[:, 0]
         plain = table.plain_draws(step, tokens, self._is_stop)
         if result.tokens.shape[1] > 1:
             plain &= batch.num_drafts == 0
+        if result.errors:
+            plain[list(result.errors)] = False
+        flags = table.flags[batch.rows]
+        accepted: dict[int, bool] = {}
+        bound = plain & ((flags & MATCHER) != 0)
+        if bound.any():
+            accepted = self._advance(step, tokens, np.flatnonzero(bound).tolist())
+            plain[list(accepted)] = False
         others = batch.samples & ~plain
         if result.errors:
-            failed = list(result.errors)
-            plain[failed], others[failed] = False, True
+            others[list(result.errors)] = True
         if plain.any():
             rows = batch.rows[plain]
             table.advance(rows, tokens[plain])
             self._metrics.completion_tokens += len(rows)
-            streams = plain & ((table.flags[batch.rows] & STREAMS) != 0)
-            for i in np.flatnonzero(streams).tolist():
+            for i in np.flatnonzero(plain & ((flags & STREAMS) != 0)).tolist():
                 self._stream(step.requests[i], int(tokens[i]))
-        return np.flatnonzero(others).tolist() if others.any() else []
+        return np.flatnonzero(others).tolist() if others.any() else [], accepted
 
-    def _accept_together(self, step: Step, result: StepResult, indices: list[int]) -> dict[int, bool]:
-        """Advance the matchers of all rows that drew one token, in native threads where the grammar side can. What
-        each of them said, by batch index."""
-        if self._advancer is None or len(indices) < 2:
-            return {}
-        chosen: list[int] = []
-        matchers: list[Matcher] = []
-        token_ids: list[int] = []
-        for i in indices:
-            request = step.requests[i]
-            matcher, completion = request.matcher, request.completion
-            if matcher is None or completion is None or request.finished or request.num_ahead:
-                continue
-            token_id = int(result.tokens[i, 0])
-            if (
-                result.num_accepted[i] == 1
-                and token_id not in completion.extra_stop_ids
-                and i not in result.errors
-                and request not in step.dropped
-            ):
-                chosen.append(i)
-                matchers.append(matcher)
-                token_ids.append(token_id)
-        if not chosen:
-            return {}
+    def _advance(self, step: Step, tokens: IntArray, indices: list[int]) -> dict[int, bool]:
+        """Show each row's token to its matcher, all in native threads where the grammar side can. Returns the rows
+        for which there is more to do: refused (False), or the output's end or forced text follows (True)."""
+        requests = [step.requests[i] for i in indices]
+        matchers = [r.matcher for r in requests if r.matcher is not None]
+        token_ids = tokens[indices].tolist()
+        more: dict[int, bool] = {}
+        if self._advancer is not None:
+            try:
+                verdicts = self._advancer.advance(matchers, token_ids)
+            except Exception as error:  # noqa: BLE001 - which of them have moved is unknown: these requests end
+                for request in requests:
+                    self.fail(request, _request_error(error))
+                return dict.fromkeys(indices, False)
+        else:
+            verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
+        for i, request, matcher, legal in zip(indices, requests, matchers, verdicts, strict=True):
+            if not legal or request.finished or self._has_more(request, matcher):
+                more[i] = legal
+        return more
+
+    def _accepts(self, request: Request, token_id: int) -> bool:
+        assert request.matcher is not None
         try:
-            return dict(zip(chosen, self._advancer.advance(matchers, token_ids), strict=True))
-        except Exception as error:  # noqa: BLE001 - which of them have moved is unknown: these requests end
-            for i in chosen:
-                self.fail(step.requests[i], _request_error(error))
-            return {}
+            return request.matcher.accept((token_id,)) == 1
+        except Exception as error:  # noqa: BLE001 - a grammar engine may raise anything; it ends its own request
+            self.fail(request, _request_error(error))
+            return False
+
+    def _has_more(self, request: Request, matcher: Matcher) -> bool:
+        """After this token the output ends or goes on with forced text."""
+        assert request.completion is not None
+        try:
+            return matcher.finished or (request.completion.jump_forward and bool(matcher.forced()))
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(request, _request_error(error))
+            return True
 
     def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
         """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the

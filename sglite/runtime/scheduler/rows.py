@@ -34,7 +34,7 @@ class Flag(enum.IntFlag):
     MATCHER = enum.auto()
     LOGPROBS = enum.auto()
     TARGETS = enum.auto()
-    PLAIN = enum.auto()  # a token that ends nothing only has to be stored (and sent)
+    PLAIN = enum.auto()  # a token that ends nothing only has to be stored (shown to the matcher, sent)
     STREAMS = enum.auto()
     STOPS = enum.auto()  # the model's stop ids end it
 
