@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Command("sglite.cli.generate", "Complete a prompt, under a schema or regex where one is given."),
     "chat": Command("sglite.cli.chat", "Talk with a model in the terminal."),
     "run": Command("sglite.cli.run", "Run a program file with a model.", passes_on=True),
+    "trace": Command("sglite.cli.trace", "Run a program file and show what happened when.", passes_on=True),
     "serve": Command("sglite.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
     "batch": Command("sglite.cli.batch", "Answer a file of OpenAI batch requests, offline."),
     "bench": Command("sglite.cli.bench", "Measure speed."),

@@ -29,14 +29,14 @@ def command(
         raise InvalidRequest(f"{file} is not a file")
     if url is not None:
         sglite.set_default_backend(sglite.RuntimeEndpoint(url))
-        _run(path, context.args)
+        run_file(path, context.args)
         return
     with sglite.Engine(model=model, device=device) as engine:
         sglite.set_default_backend(engine)
-        _run(path, context.args)
+        run_file(path, context.args)
 
 
-def _run(path: Path, arguments: list[str]) -> None:
+def run_file(path: Path, arguments: list[str]) -> None:
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")

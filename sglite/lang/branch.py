@@ -38,6 +38,7 @@ from sglite.lang.outlook import Outlook
 from sglite.lang.scopes import OpenScopes
 from sglite.lang.session import Session
 from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_pieces, variable_texts
+from sglite.lang.timeline import Timeline
 from sglite.lang.transcript import Mark, Transcript, text_since
 from sglite.protocol import Usage
 
@@ -116,6 +117,8 @@ class Branch:
         self._current: Item | None = None
         self._running = False
         self._seeded = parent is None
+        timeline = session.timeline
+        self.lane = 0 if timeline is None else timeline.new_lane(None if parent is None else parent.lane)
         self._scopes = OpenScopes() if parent is None else parent._scopes.for_fork()
         # From here on: touched by the task alone.
         self.transcript: Transcript = session.new_transcript()
@@ -125,6 +128,7 @@ class Branch:
         self.scopes: dict[str, Mark] = {}
         self.fork_mark: Mark = self.transcript.mark()
         self.written: dict[str, Outcome] = {}  # by the generations carried out so far
+        self.last_meta: dict[str, Any] = {}  # of the call carried out last, for the timeline
         self.last_request_id: str | None = None
         self.held: Held | None = None  # the row that the next generation continues
         self.siblings = 1  # how many forks make their first call together with this one
@@ -257,6 +261,9 @@ class Branch:
     def usage(self) -> Usage:
         return self.session.usage
 
+    def timeline(self) -> Timeline | None:
+        return self.session.timeline
+
     def warmed_tokens(self) -> int:
         return self.session.warmed_tokens
 
@@ -304,8 +311,12 @@ class Branch:
 
     def _outcome(self, name: str) -> Outcome:
         slot = self.slot(name)
+        timeline = self.session.timeline
         try:
-            return wait(slot.future)
+            if timeline is None or slot.future.done():
+                return wait(slot.future)
+            with timeline.waiting(name, self.lane):
+                return wait(slot.future)
         except ProgramError:
             if self.failed is not None:
                 raise self.failure() from self.failed.__cause__

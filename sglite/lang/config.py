@@ -7,6 +7,7 @@ from typing import Any
 
 from sglite.errors import ProgramSyntaxError
 from sglite.lang.client import Client
+from sglite.lang.timeline import Timeline
 
 
 @dataclass
@@ -14,6 +15,7 @@ class GlobalConfig:
     """SGLang's name for it; `set_default_backend` writes here, and nothing else does."""
 
     default_backend: Client | None = None
+    timelines: list[Timeline] | None = None  # `sglite trace`: every run is recorded here
 
 
 global_config = GlobalConfig()

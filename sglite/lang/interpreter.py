@@ -43,8 +43,11 @@ from sglite.lang.nodes import (
     Text,
 )
 from sglite.lang.reasoning import markers_of, split_reasoning
+from sglite.lang.timeline import Span, Timeline
 from sglite.lang.transcript import Prompt, text_since
 from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, RequestOutput, Usage, merge_outputs
+
+_Method = Callable[[Branch, Any, Item], Awaitable[None]]
 
 _CHOICE_TOKENS = 256  # for a backend that has to write the chosen text
 
@@ -54,7 +57,52 @@ async def carry_out(branch: Branch, item: Item) -> None:
     method = _METHODS.get(type(item.node))
     if method is None:
         raise ProgramSyntaxError(f"the interpreter does not know {item.node!r}")
-    await method(branch, item.node, item)
+    if branch.session.timeline is None or not isinstance(item.node, Gen | Select):
+        await method(branch, item.node, item)
+    else:
+        await _recorded(branch, item.node, item, method, branch.session.timeline)
+
+
+async def _recorded(branch: Branch, node: Gen | Select, item: Item, method: _Method, timeline: Timeline) -> None:
+    """Carry a call out and write down when, and what came of it."""
+    start = timeline.now()
+    position = len(branch.transcript.pieces)
+    first: list[float] = []
+
+    async def watch() -> None:
+        while len(branch.transcript.pieces) <= position:
+            await branch.changed()
+        first.append(timeline.now())
+
+    watcher = asyncio.ensure_future(watch()) if branch.session.stream else None
+    branch.last_meta = {}
+    error: str | None = None
+    try:
+        await method(branch, node, item)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+        raise
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+        meta = branch.last_meta
+        finish = (meta.get("finish_reason") or {}).get("type")
+        timeline.add(
+            Span(
+                kind="gen" if isinstance(node, Gen) else "select",
+                name=node.name,
+                branch=branch.lane,
+                step=item.step,
+                start=start,
+                end=timeline.now(),
+                first=first[0] if first else None,
+                text="".join(branch.transcript.pieces[position:]),
+                usage=meta.get("usage", Usage()),
+                finish=finish,
+                constraint=node.grammar.kind if isinstance(node, Gen) and node.grammar is not None else None,
+                error=error,
+            )
+        )
 
 
 async def _text(branch: Branch, node: Text, item: Item) -> None:
@@ -80,6 +128,8 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     if request.hold:
         await _keep(branch, request, first)
     session.add_usage(total_usage(outputs))
+    if session.timeline is not None:
+        branch.last_meta = gen_meta(request, first, params, session.client.tokenizer)
     if slot is not None and gen.name is not None:
         outcome = _gen_outcome(gen, params, request, outputs, session.client.tokenizer)
         branch.written[gen.name] = outcome
@@ -195,6 +245,7 @@ async def _select(branch: Branch, select: Select, item: Item) -> None:
         outcome = await _select_by_text(branch, select)
     else:
         outcome = await _select_by_score(branch, select)
+    branch.last_meta = outcome.meta
     branch.transcript.append(outcome.raw, plain=branch.role is not None)
     branch.notify()
     if slot is not None and select.name is not None:
@@ -310,7 +361,7 @@ async def _concatenate(branch: Branch, node: Concatenate, item: Item) -> None:
         branch.transcript.append(child.text_since_fork(), plain=branch.role is not None)
 
 
-_METHODS: dict[type[Node], Callable[[Branch, Any, Item], Awaitable[None]]] = {
+_METHODS: dict[type[Node], _Method] = {
     Text: _text,
     Gen: _gen,
     Select: _select,

@@ -13,6 +13,7 @@ from sglite.lang.branch import Branch
 from sglite.lang.bridge import until_done, wait
 from sglite.lang.nodes import Node
 from sglite.lang.state import OnError
+from sglite.lang.timeline import Timeline
 from sglite.protocol import Usage
 
 
@@ -79,6 +80,9 @@ class Outside:
 
     def usage(self) -> Usage:
         return self._branch.usage()
+
+    def timeline(self) -> Timeline | None:
+        return self._branch.timeline()
 
     def warmed_tokens(self) -> int:
         return self._branch.warmed_tokens()

@@ -126,18 +126,23 @@ class Program:
         made._tools = self._tools
         return made
 
-    def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
-        """Run to the end, or with `stream` return at once and give the text through `text_iter`.
+    def run(
+        self, *args: Any, backend: Any = None, stream: bool = False, trace: bool = False, **kwargs: Any
+    ) -> ProgramState:
+        """Run to the end, or with `stream` return at once and give the text through `text_iter`. `trace` records what
+        happened when in `state.timeline`.
 
         Works inside a running event loop too. Raises ProgramError for whatever goes wrong in the program.
         """
         arguments, params = self._split(args, kwargs)
-        return _runner().run(self, arguments, params, backend=backend, stream=stream)
+        return _runner().run(self, arguments, params, backend=backend, stream=stream, timeline=trace)
 
-    async def run_async(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
+    async def run_async(
+        self, *args: Any, backend: Any = None, stream: bool = False, trace: bool = False, **kwargs: Any
+    ) -> ProgramState:
         """As `run`. An async function runs in the event loop of the caller."""
         arguments, params = self._split(args, kwargs)
-        return await _runner().run_async(self, arguments, params, backend=backend, stream=stream)
+        return await _runner().run_async(self, arguments, params, backend=backend, stream=stream, timeline=trace)
 
     def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
         return self.run(*args, backend=backend, stream=True, **kwargs)

@@ -10,7 +10,7 @@ from sglite.errors import ProgramError
 from sglite.lang.branch import Branch
 from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
 from sglite.lang.client import Client
-from sglite.lang.config import client_or_default
+from sglite.lang.config import client_or_default, global_config
 from sglite.lang.datadep import refuse_in_trace
 from sglite.lang.interpreter import carry_out
 from sglite.lang.nodes import GenParams
@@ -20,6 +20,7 @@ from sglite.lang.program import Program
 from sglite.lang.roles import roles_without_tokenizer
 from sglite.lang.session import Session
 from sglite.lang.state import ProgramState
+from sglite.lang.timeline import Timeline
 
 
 class Run:
@@ -35,6 +36,7 @@ class Run:
         stream: bool = False,
         index: int | None = None,
         gate: PrefixGate | None = None,
+        timeline: bool = False,
     ) -> None:
         if client.tokenizer is None:
             segments, roles = None, roles_without_tokenizer(client)
@@ -52,6 +54,7 @@ class Run:
             stream=stream,
             gate=gate,
             plan=program.plan,
+            timeline=_timeline(program, index, wanted=timeline),
         )
         self._flushed = False
         self._root = Branch(self.session, carry_out)
@@ -148,11 +151,20 @@ class Run:
         return self.state
 
 
+def _timeline(program: Program, index: int | None, *, wanted: bool) -> Timeline | None:
+    if not wanted and global_config.timelines is None:
+        return None
+    made = Timeline(program.name if index is None else f"{program.name} {index}")
+    if global_config.timelines is not None:
+        global_config.timelines.append(made)
+    return made
+
+
 def run(
-    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
+    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool, timeline: bool
 ) -> ProgramState:
     refuse_in_trace(f"a call of program {program.name}")
-    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
+    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream, timeline=timeline)
     if stream:
         made.start()
         return made.state
@@ -168,10 +180,10 @@ def run(
 
 
 async def run_async(
-    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool
+    program: Program, arguments: Mapping[str, Any], params: GenParams, *, backend: Any, stream: bool, timeline: bool
 ) -> ProgramState:
     refuse_in_trace(f"a call of program {program.name}")
-    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream)
+    made = Run(program, arguments, params, client=client_or_default(backend), stream=stream, timeline=timeline)
     if stream:
         made.start()
         return made.state

@@ -17,6 +17,7 @@ from sglite.lang.client import Client
 from sglite.lang.nodes import GenParams
 from sglite.lang.outlook import Outlook
 from sglite.lang.roles import Roles
+from sglite.lang.timeline import Timeline
 from sglite.lang.transcript import Segments, TextTranscript, TokenTranscript, Transcript
 from sglite.protocol import Usage
 
@@ -44,6 +45,7 @@ class Session:
     usage: Usage = Usage()
     error: ProgramError | None = None
     cancelled: str | None = None  # why
+    timeline: Timeline | None = None
     warmed_tokens: int = 0  # of the first prompt, computed once for the whole batch
     returned: Future[None] = field(default_factory=Future)  # done when the program's function has ended
     lock: threading.RLock = field(default_factory=threading.RLock)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, overload
 from sglite.errors import ProgramError, ProgramSyntaxError
 from sglite.lang.nodes import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, flatten
 from sglite.lang.nodes import Sequence as NodeSequence
+from sglite.lang.timeline import Timeline
 from sglite.protocol import Usage
 
 OnError = Literal["raise", "return"]
@@ -34,6 +35,7 @@ class StateCore(Protocol):
     def cancel(self, reason: str) -> None: ...
     def can_append(self) -> bool: ...
     def usage(self) -> Usage: ...
+    def timeline(self) -> Timeline | None: ...
     def warmed_tokens(self) -> int: ...
     def text_iter(self, name: str | None) -> Iterator[str]: ...
     def text_async_iter(self, name: str | None, *, with_meta: bool) -> AsyncIterator[Any]: ...
@@ -145,6 +147,11 @@ class ProgramState:
     def usage(self) -> Usage:
         """Tokens of the whole program so far, its forks included."""
         return self._core.usage()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What happened when, of a run with `trace=True`."""
+        return self._core.timeline()
 
     @property
     def warmed_tokens(self) -> int:

@@ -37,6 +37,7 @@ from sglite.lang.nodes import (
 from sglite.lang.program import Program
 from sglite.lang.scopes import OpenScopes
 from sglite.lang.state import OnError, ProgramState
+from sglite.lang.timeline import Timeline
 from sglite.protocol import GraphNode, ProgramGraph, Usage
 
 _MARK = re.compile(" \ue000sGl(\\d+)\ue001 ")
@@ -311,6 +312,9 @@ class _TraceCore:
 
     def usage(self) -> Usage:
         raise DataDependent("the state's usage")
+
+    def timeline(self) -> Timeline | None:
+        return None
 
     def warmed_tokens(self) -> int:
         return 0

@@ -90,19 +90,19 @@ def test_a_constrained_answer_that_is_cut_is_told(capsys: pytest.CaptureFixture[
     assert "raise --max-tokens" in capsys.readouterr().err
 
 
-def test_a_program_file_runs_on_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class ScriptedEngine(ScriptedClient):
-        def __init__(self, **options: Any) -> None:
-            super().__init__()
+class ScriptedEngine(ScriptedClient):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
 
-        def __enter__(self) -> Any:
-            return self
+    def __enter__(self) -> Any:
+        return self
 
-        def __exit__(self, *_: object) -> None:
-            pass
+    def __exit__(self, *_: object) -> None:
+        sgl.set_default_backend(None)
 
+
+@pytest.fixture
+def program_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sgl, "Engine", ScriptedEngine, raising=False)
     file = tmp_path / "program.py"
     file.write_text(
@@ -110,6 +110,16 @@ def test_a_program_file_runs_on_the_model(
         "@sgl.function\ndef f(s):\n    s += 'a' + sgl.gen('x')\n"
         "if __name__ == '__main__':\n    print(f.run()['x'], sys.argv[1:])\n"
     )
-    assert run("run", str(file), "--depth", "3") == 0
+    return str(file)
+
+
+def test_a_program_file_runs_on_the_model(program_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", program_file, "--depth", "3") == 0
     assert capsys.readouterr().out == "answer 1 ['--depth', '3']\n"
-    sgl.set_default_backend(None)
+
+
+def test_a_program_file_is_traced(program_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run.json"
+    assert run("trace", program_file, "--out", str(out)) == 0
+    assert "timeline of 1 runs" in capsys.readouterr().err
+    assert json.loads(out.read_text())["name"] == "f"
