@@ -31,7 +31,9 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     progress("loading the weights")
     max_len = max_context(config, source.config)
     executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
-    grammars = GrammarCompiler(Vocab.of(tokenizer, vocab_size=executor.vocab_size), _compiler_config())
+    grammars = GrammarCompiler(
+        Vocab.of(tokenizer, vocab_size=executor.vocab_size), _compiler_config(overlaps=executor.overlaps)
+    )
     grammars.warm()
     core = EngineCore(executor, tokenizer, grammars, config, max_model_len=max_len, defaults=sampling_defaults(source))
     info = _model_info(config, source, tokenizer, max_len)
@@ -49,9 +51,11 @@ def sampling_defaults(source: ModelSource) -> SamplingDefaults:
     return SamplingDefaults(**said)
 
 
-def _compiler_config() -> CompilerConfig:
-    """Masks are filled while the forward runs, so on few cores their threads must leave it some."""
-    threads = max(1, usable_cpus() // 2)
+def _compiler_config(*, overlaps: bool) -> CompilerConfig:
+    """Masks are filled while the forward runs: on the CPU their threads must leave it some cores, beside a GPU only
+    the loop and the caller need one each."""
+    cpus = usable_cpus()
+    threads = max(1, cpus - 2 if overlaps else cpus // 2)
     return CompilerConfig(num_threads=min(2, threads), fill_threads=threads)
 
 
