@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,21 @@ def test_the_page_holds_everything_and_model_text_cannot_leave_its_place(state: 
     assert json.loads(data[1])[0]["name"] == "program"
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert page.count("</script>") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_browser_shows_it_without_a_complaint(state: Any, tmp_path: Path, width: int) -> None:
+    state.sync()
+    page = state.timeline.write(tmp_path / "run.html")
+    shown = subprocess.run(
+        ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+         f"--window-size={width},900", page.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in shown.stderr
+    assert shown.stdout.count('class="span gen"') == 3
 
 
 def test_chromes_format(state: Any, tmp_path: Path) -> None:
