@@ -15,6 +15,10 @@ from starlette.routing import Route
 
 import sglite as sgl
 from sglite.errors import BackendError, InvalidRequest, Overloaded, ProgramError, UnsupportedSchema
+from sglite.protocol import GenerateRequest
+from sglite.runtime.server.app import create_app
+from sglite.runtime.server.config import ServerConfig
+from tests.fakes.core import echo, scripted_engine
 from tests.fakes.tokenizer import ByteTokenizer
 
 Serve = Callable[[Any], str]
@@ -330,3 +334,40 @@ def test_runtime_is_an_engine_with_sglangs_methods(monkeypatch: pytest.MonkeyPat
         assert chat.run(backend=runtime)["a"] == "answer 1"
         assert runtime.flush_cache()
     assert runtime.endpoint.closed
+
+
+class TestSgliteServer:
+    """RuntimeEndpoint against the real server, over a scripted engine."""
+
+    def backend(self, serve: Serve) -> Any:
+        engine = scripted_engine(echo)
+        return engine, sgl.RuntimeEndpoint(serve(create_app(engine, ServerConfig())), tokenizer=ByteTokenizer())
+
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_a_program_runs_the_same_there_and_here(self, serve: Serve, stream: bool) -> None:
+        @sgl.function
+        def program(s: Any) -> None:
+            s += "ab" + sgl.gen("x", max_tokens=5, temperature=0, seed=1) + "cd" + sgl.gen("y", max_tokens=4, stop="zz")
+            s += sgl.user("hello")
+            s += sgl.assistant(sgl.gen("z", max_tokens=6))
+
+        engine, backend = self.backend(serve)
+        with engine:
+            remote = program.run(backend=backend, stream=stream)
+            local = program.run(backend=engine)
+            assert remote.text() == local.text()
+            assert remote["y"] == local["y"] != ""
+            assert remote.messages() == local.messages()
+            asked = [r for r in engine.core.requests if isinstance(r, GenerateRequest)]
+            assert [r.heal for r in asked[:3]] == [r.heal for r in asked[3:]] == [True, True, False]
+            assert all(r.program is not None and r.program.program_id for r in asked)
+
+    def test_its_refusals_are_the_same_errors(self, serve: Serve) -> None:
+        @sgl.function
+        def program(s: Any) -> None:
+            s += "ab" + sgl.gen("x", stop_token_ids=[10**6])
+
+        engine, backend = self.backend(serve)
+        with engine, pytest.raises(ProgramError) as caught:
+            program.run(backend=backend)
+        assert isinstance(caught.value.__cause__, InvalidRequest)

@@ -3,7 +3,8 @@
 With the model's tokenizer at hand (`tokenizer=`, or a folder that the server names and this machine has) the state is
 kept as token ids, as with an Engine. Without it the state is text, and chat roles cannot be rendered.
 
-What `/generate` cannot carry is refused: constraints are never dropped on the way.
+What `/generate` cannot carry is refused: constraints are never dropped on the way. An sglite server takes more than
+SGLang's fields: boundaries are healed there, and it knows which program a call belongs to.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sglite.protocol import (
     GenerateRequest,
     GrammarSpec,
     ModelInfo,
+    ProgramRef,
     RequestOutput,
     SamplingParams,
     ScoreOutput,
@@ -80,6 +82,7 @@ class RuntimeEndpoint:
             )
         self._http = Http(base_url, api_key=api_key, timeout_s=timeout_s, verify=True if verify is None else verify)
         info = self._http.get_now("/get_model_info")
+        self._is_sglite = info.get("server") == "sglite"
         self.tokenizer: TextTokenizer | None = _tokenizer(tokenizer, info.get("tokenizer_path"))
         self.model_info = ModelInfo(
             name=str(info.get("model_path", "")),
@@ -100,7 +103,7 @@ class RuntimeEndpoint:
         return self.model_info.name
 
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
-        body = _generate_body(request)
+        body = _generate_body(request) | self._own_fields(request)
         if not request.stream:
             answers = await self._http.post("/generate", body)
             for index, answer in enumerate(answers if isinstance(answers, list) else [answers]):
@@ -120,6 +123,8 @@ class RuntimeEndpoint:
             "return_logprob": True,
             "logprob_start_len": len(request.prompt) - 1,
         }
+        if self._is_sglite and request.program is not None:
+            body["program"] = _program(request.program)
         answers = await self._http.post("/generate", body)
         rows: list[tuple[float, ...]] = []
         usage = Usage()
@@ -136,7 +141,7 @@ class RuntimeEndpoint:
 
     async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
         """By asking for nothing under the constraint: a server that refuses it does so here."""
-        body = {"text": _PROBE, "sampling_params": {"max_new_tokens": 0, **_constraint(spec)}}
+        body = {"text": _PROBE, "sampling_params": {"max_new_tokens": 0, **_constraint(spec)}, **self._options(spec)}
         await self._http.post("/generate", body)
         return Coverage(engine=self.base_url)
 
@@ -155,6 +160,24 @@ class RuntimeEndpoint:
     async def flush_cache(self) -> bool:
         await self._http.post("/flush_cache", {})
         return True
+
+    def _own_fields(self, request: GenerateRequest) -> dict[str, Any]:
+        """What only an sglite server takes. Raises InvalidRequest where another one would drop a wish."""
+        fields = {} if request.grammar is None else self._options(request.grammar)
+        if not self._is_sglite:
+            if request.close_on_budget:
+                raise InvalidRequest("this server takes no close_on_budget", param="close_on_budget")
+            return fields
+        if request.program is not None:
+            fields["program"] = _program(request.program)
+        return {**fields, "heal": request.heal, "close_on_budget": request.close_on_budget}
+
+    def _options(self, spec: GrammarSpec) -> dict[str, Any]:
+        if self._is_sglite:
+            return {"whitespace": spec.whitespace, "on_unsupported": spec.on_unsupported}
+        if spec.on_unsupported != "error" or spec.whitespace != "compact":
+            raise InvalidRequest("this server takes on_unsupported and whitespace at their defaults only")
+        return {}
 
 
 class _Cumulative:
@@ -193,8 +216,8 @@ class _Cumulative:
 
 def _generate_body(request: GenerateRequest) -> dict[str, Any]:
     params = request.sampling_params
-    if request.close_on_budget or request.grammar_after or request.continue_from is not None:
-        raise InvalidRequest("a remote server takes no close_on_budget, grammar_after or continue_from")
+    if request.grammar_after or request.continue_from is not None:
+        raise InvalidRequest("a remote server takes no grammar_after or continue_from")
     sampling = _sampling(params)
     if request.grammar is not None:
         sampling |= _constraint(request.grammar)
@@ -214,6 +237,16 @@ def _generate_body(request: GenerateRequest) -> dict[str, Any]:
     return body
 
 
+def _program(program: ProgramRef) -> dict[str, Any]:
+    return {
+        "program_id": program.program_id,
+        "parent": program.parent,
+        "remaining": program.remaining,
+        "siblings": program.siblings,
+        "wanted_again": program.wanted_again,
+    }
+
+
 def _sampling(params: SamplingParams) -> dict[str, Any]:
     if params.include_stop:
         raise InvalidRequest("a remote server takes no include_stop", param="include_stop")
@@ -230,8 +263,6 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
 
 def _constraint(spec: GrammarSpec) -> dict[str, Any]:
     """In the words of `/generate`. Raises InvalidRequest for what it has no words for."""
-    if spec.on_unsupported != "error" or spec.whitespace != "compact":
-        raise InvalidRequest("a remote server takes on_unsupported and whitespace at their defaults only")
     match spec.kind:
         case "json_schema" | "regex" | "ebnf" | "structural_tag":
             return {spec.kind: spec.source}
