@@ -39,7 +39,7 @@ class Model:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.lock = threading.Lock()
         self.kv_used = self.kv_taken = 0  # tokens, over all calls
         self.generate(["warm up"], 4)

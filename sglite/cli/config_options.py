@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -29,7 +29,7 @@ def option_parameters(
             help=_help(field),
             show_default=field.default not in (None, (), ""),
         )
-        default = list(field.default) if many else field.default
+        default: Any = list(cast(tuple[str, ...], field.default)) if many else field.default
         annotation = typing.Annotated[kind, option]
         found.append(
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -18,7 +18,8 @@ from sglite.text.types import TextTokenizer
 class GrammarService(Protocol):
     """What the engine asks of the grammar side. `sglite.grammar` provides it; tests use a fake."""
 
-    filler: BatchFiller
+    @property
+    def filler(self) -> BatchFiller: ...
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """Never blocks. The future may be done already (cached). It fails with an error of errors.py; any other

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -47,7 +48,7 @@ class ZmqInbox:
 
     def take(self, timeout: float) -> list[m.Command]:
         if timeout:
-            woken = dict(self._poller.poll(timeout * 1000))
+            woken = dict(self._poller.poll(math.ceil(timeout * 1000)))
             if self._wake_read in woken:
                 os.read(self._wake_read, 4096)
         commands: list[m.Command] = []

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -189,7 +189,7 @@ class Engine:
         choices: Sequence[str] | None = None,
         ebnf: str | None = None,
         constraint: GrammarSpec | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """`stream` for coroutines."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, "compact", "error")
         (request,) = self._requests([prompt], sampling, spec, stream=True)
@@ -223,7 +223,7 @@ class Engine:
 
     # The Client protocol
 
-    async def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         sink = self._front.mailboxes.sink()
         self._submit(request, sink)
         try:

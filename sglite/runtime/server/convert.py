@@ -68,7 +68,7 @@ def constraint(
     limits: Limits,
 ) -> GrammarSpec | None:
     """At most one constraint, from whichever of its names the client uses."""
-    fields = {
+    fields: dict[str, Any] = {
         "json_schema": _first(body.json_schema, body.guided_json),
         "regex": _first(body.regex, body.guided_regex),
         "choices": _first(body.choice, body.guided_choice),
@@ -77,7 +77,7 @@ def constraint(
         "structural_tag": body.structural_tag,
         **_structured_outputs(body.structured_outputs),
     }
-    given = {name: value for name, value in fields.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     for name, value in given.items():
         check_size(name, value, limits)
     own = grammar(**given, whitespace=body.whitespace, on_unsupported=body.on_unsupported or "error")

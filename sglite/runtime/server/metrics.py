@@ -17,34 +17,49 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        made = {"registry": self._registry}
+        registry = self._registry
         self.requests = Counter(
-            "sglite_requests", "Requests that were answered, by finish reason or error code.", ["outcome"], **made
+            "sglite_requests",
+            "Requests that were answered, by finish reason or error code.",
+            ["outcome"],
+            registry=registry,
         )
         self.queue_time = Histogram(
-            "sglite_queue_seconds", "From arrival to the hand-over to the engine.", buckets=_SECONDS, **made
+            "sglite_queue_seconds", "From arrival to the hand-over to the engine.", buckets=_SECONDS, registry=registry
         )
         self.first_token = Histogram(
-            "sglite_time_to_first_token_seconds", "From arrival to the first token.", buckets=_SECONDS, **made
+            "sglite_time_to_first_token_seconds",
+            "From arrival to the first token.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.between_tokens = Histogram(
-            "sglite_inter_token_seconds", "Between two outputs of a stream, per token.", buckets=_SMALL_SECONDS, **made
+            "sglite_inter_token_seconds",
+            "Between two outputs of a stream, per token.",
+            buckets=_SMALL_SECONDS,
+            registry=registry,
         )
         self.total_time = Histogram(
-            "sglite_request_seconds", "From arrival to the last token.", buckets=_SECONDS, **made
+            "sglite_request_seconds", "From arrival to the last token.", buckets=_SECONDS, registry=registry
         )
-        self.prompt_tokens = Counter("sglite_prompt_tokens", "Prompt tokens of finished requests.", **made)
-        self.cached_tokens = Counter("sglite_cached_tokens", "Of those, found in the prefix cache.", **made)
-        self.completion_tokens = Counter("sglite_completion_tokens", "Output tokens of finished requests.", **made)
-        self.forced_tokens = Counter("sglite_forced_tokens", "Of those, decided by a grammar or program.", **made)
+        self.prompt_tokens = Counter("sglite_prompt_tokens", "Prompt tokens of finished requests.", registry=registry)
+        self.cached_tokens = Counter("sglite_cached_tokens", "Of those, found in the prefix cache.", registry=registry)
+        self.completion_tokens = Counter(
+            "sglite_completion_tokens", "Output tokens of finished requests.", registry=registry
+        )
+        self.forced_tokens = Counter(
+            "sglite_forced_tokens", "Of those, decided by a grammar or program.", registry=registry
+        )
         self.grammar_time = Histogram(
             "sglite_grammar_compile_seconds", "Time to compile a constraint (cached ones are near 0).",
-            buckets=_SECONDS, **made,
+            buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self.waiting = Gauge("sglite_waiting_requests", "Requests that wait for their turn at the server.", **made)
-        self.running = Gauge("sglite_running_requests", "Requests handed to the engine.", **made)
-        self.hit_rate = Gauge("sglite_cache_hit_rate", "cached / prompt tokens since the start.", **made)
-        self.kv_use = Gauge("sglite_kv_use_ratio", "Share of the KV pages that hold something.", **made)
+        self.waiting = Gauge(
+            "sglite_waiting_requests", "Requests that wait for their turn at the server.", registry=registry
+        )
+        self.running = Gauge("sglite_running_requests", "Requests handed to the engine.", registry=registry)
+        self.hit_rate = Gauge("sglite_cache_hit_rate", "cached / prompt tokens since the start.", registry=registry)
+        self.kv_use = Gauge("sglite_kv_use_ratio", "Share of the KV pages that hold something.", registry=registry)
         self._engine: dict[str, Gauge] = {}
 
     def finished(self, output: RequestOutput) -> None:

@@ -12,8 +12,16 @@ from typing import Any, Protocol
 import msgspec
 
 from sglite.errors import EngineDead, InvalidRequest, RequestAborted, SgliteError
-from sglite.lang.client import Client
-from sglite.protocol import GenerateRequest, GrammarSpec, RequestOutput, SamplingParams, ScoreOutput, ScoreRequest
+from sglite.protocol import (
+    Coverage,
+    GenerateRequest,
+    GrammarSpec,
+    ModelInfo,
+    RequestOutput,
+    SamplingParams,
+    ScoreOutput,
+    ScoreRequest,
+)
 from sglite.runtime.server.admission import Admission
 from sglite.runtime.server.auth import Tenant
 from sglite.runtime.server.chat.tools import tool_format
@@ -31,15 +39,28 @@ THREAD_CHARS = 4_000
 _PROBE = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-class ServedEngine(Client, Protocol):
-    """A Client that also tells how it is. `sglite.Engine` is one."""
+class ServedEngine(Protocol):
+    """What a server needs of what it serves: a Client with a tokenizer that also tells how it is. `sglite.Engine` is one;
+    see `sglite.lang.client.Client` for the methods that both have."""
 
-    tokenizer: TextTokenizer
-
+    model_info: ModelInfo
     facts: dict[str, Any]  # plain values about it; "tokenizer_folder"
 
     @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
     def alive(self) -> bool: ...
+
+    def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]: ...
+
+    async def score_request(self, request: ScoreRequest) -> ScoreOutput: ...
+
+    async def compile_grammar(self, spec: GrammarSpec) -> Coverage: ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def flush_cache(self) -> bool: ...
 
     async def stats_async(self) -> dict[str, Any]: ...
 
@@ -74,8 +95,8 @@ class Service:
         self.programs = Programs()
         self.started = time.time()  # of the server, Unix seconds
         self.turns = TurnPreparer(
-            engine.tokenizer,
-            tool_format(config.tool_format, engine.tokenizer),
+            self.tokenizer,
+            tool_format(config.tool_format, self.tokenizer),
             strictness=config.tool_strictness,
             reasoning=config.reasoning,
         )
@@ -147,7 +168,7 @@ class Service:
         )
         try:
             async with asyncio.timeout(timeout_s):
-                async with aclosing(self.engine.stream_request(probe)) as outputs:  # type: ignore[type-var]
+                async with aclosing(self.engine.stream_request(probe)) as outputs:
                     async for _ in outputs:
                         pass
         except (TimeoutError, SgliteError):
@@ -193,7 +214,7 @@ class Service:
     async def _observed(self, request: GenerateRequest, call: Call) -> AsyncGenerator[RequestOutput, None]:
         metrics, record = self.metrics, call.record
         last: dict[int, float] = {}
-        async with aclosing(self.engine.stream_request(request)) as outputs:  # type: ignore[type-var]
+        async with aclosing(self.engine.stream_request(request)) as outputs:
             async for output in outputs:
                 now = time.monotonic()
                 if output.token_ids:
