@@ -133,6 +133,11 @@ class LayerOps(Protocol):
         the weight itself; must not keep it alive otherwise."""
         ...
 
+    def pack_tied(self, weight: torch.Tensor) -> tuple[PackedWeight, torch.Tensor]:
+        """`pack` for an output projection that is also the embedding: with it comes a tensor of the same content for
+        the look-up  # [out, in], of any strides, which may share memory with the packed weight."""
+        ...
+
     def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """norm(x  # [T, in]) @ weight.T + bias -> [T, out]. x stays as it is."""
         ...

@@ -92,10 +92,15 @@ class Linear:
                 found[f"{name}.bias"] = Loader((size,), partial(self._put_bias, part))
         return found
 
-    def share(self, weight: torch.Tensor) -> None:
-        """Use a weight that another layer owns (tied embeddings)."""
-        self._missing.clear()
-        self.packed = self._context.ops.pack(weight)
+    def tied_loader(self, embedding: Parameter) -> Loader:
+        """Loads the embedding and takes its weight. At once: what only packing needs is free again before the layers
+        are loaded."""
+
+        def put(tensor: torch.Tensor) -> None:
+            embedding.loader(tensor)
+            self.packed, embedding.value = self._context.ops.pack_tied(embedding.value)
+
+        return Loader(embedding.loader.shape, put)
 
     def _put_weight(self, part: int, tensor: torch.Tensor) -> None:
         if self._weight is None:

@@ -51,7 +51,6 @@ class Decoder:
         if loaders:
             names = ", ".join(sorted(loaders)[:3])
             raise ModelError(f"the checkpoint lacks {len(loaders)} tensors, for example {names}")
-        self._tie()
 
     def load_dummy(self, seed: int) -> None:
         """Random weights that depend on the seed and each tensor's name alone."""
@@ -59,14 +58,10 @@ class Decoder:
             tensor = torch.empty(loader.shape, dtype=self._context.dtype, device=self._context.torch_device)
             fill_dummy_(tensor, name, seed)
             loader(tensor)
-        self._tie()
-
-    def _tie(self) -> None:
-        if self._tied:
-            self._output.share(self._embedding.value)
 
     def _loaders(self) -> Loaders:
-        found: Loaders = {"model.embed_tokens.weight": self._embedding.loader, "model.norm.weight": self._norm.loader}
+        embedding = self._output.tied_loader(self._embedding) if self._tied else self._embedding.loader
+        found: Loaders = {"model.embed_tokens.weight": embedding, "model.norm.weight": self._norm.loader}
         for i, (attention, mlp) in enumerate(self._layers):
             found |= attention.loaders(f"model.layers.{i}") | mlp.loaders(f"model.layers.{i}")
         if not self._tied:

@@ -83,6 +83,9 @@ class TorchOps:
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         return weight
 
+    def pack_tied(self, weight: torch.Tensor) -> tuple[PackedWeight, torch.Tensor]:
+        return weight, weight
+
     def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps), weight, bias)
 
@@ -105,6 +108,9 @@ class CudaOps:
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         return weight
+
+    def pack_tied(self, weight: torch.Tensor) -> tuple[PackedWeight, torch.Tensor]:
+        return weight, weight
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         if x.dtype == torch.float32:

@@ -40,12 +40,12 @@ class TorchSamplerOps:
             scores, empty = _masked(scores, batch)
             status = torch.where((status == 0) & empty, STATUS_EMPTY_MASK, status)
         if not flags.random:
-            return scores.argmax(-1).int(), status
+            return _argmax(scores), status
         greedy, random = np.flatnonzero(plan.temperature == 0), np.flatnonzero(plan.temperature > 0)
         tokens = torch.empty(scores.shape[0], dtype=torch.int32, device=scores.device)
         if len(greedy):
             index = _index(greedy, scores)
-            tokens[index] = scores.index_select(0, index).argmax(-1).int()
+            tokens[index] = _argmax(scores.index_select(0, index))
         self._draw_random(scores, batch, random, tokens)
         return tokens, status
 
@@ -73,7 +73,7 @@ class TorchSamplerOps:
             noisy = gumbel_noise(batch.keys[row : row + 1], ids).addcmul_(
                 scores[row : row + 1], batch.temperature[row].reciprocal()
             )
-            tokens[row] = noisy.argmax()
+            tokens[row] = _argmax(noisy)[0]
         chosen = random[filtered[random]]
         if len(chosen):
             index = _index(chosen, scores)
@@ -137,6 +137,13 @@ def _count(tokens: torch.Tensor, accepted: torch.Tensor, batch: SampleBatch) -> 
     index = _index(chosen, tokens)
     taken = (_index(rank[chosen], tokens) < accepted[_index(row[chosen], tokens)]).int()
     batch.counts.index_put_((batch.count_slots[index].long(), tokens[index].long()), taken, accumulate=True)
+
+
+def _argmax(scores: torch.Tensor) -> torch.Tensor:
+    """int32[S]; ties: the lowest id. On the CPU numpy's is 25 times as fast as torch's, which does not vectorise."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().argmax(-1).astype(np.int32))
+    return scores.argmax(-1).int()
 
 
 def _index(host: np.ndarray, like: torch.Tensor) -> torch.Tensor:
