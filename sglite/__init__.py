@@ -53,6 +53,7 @@ _LANG = (
     "user",
     "user_begin",
     "user_end",
+    "video",
 )
 _CHOICES = (
     "greedy_token_selection",
@@ -67,6 +68,7 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_PROTOCOL, "sglite.protocol"),
     **dict.fromkeys(_LANG, "sglite.lang.api"),
     **dict.fromkeys(_CHOICES, "sglite.lang.choices"),
+    "global_config": "sglite.lang.config",
     "Engine": "sglite.runtime.async_engine",
     "Runtime": "sglite.lang.backends.runtime",
     "RuntimeEndpoint": "sglite.lang.backends.sglite_server",

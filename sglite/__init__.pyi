@@ -115,6 +115,9 @@ from sglite.lang.api import (
 from sglite.lang.api import (
     user_end as user_end,
 )
+from sglite.lang.api import (
+    video as video,
+)
 from sglite.lang.backends.openai import OpenAI as OpenAI
 from sglite.lang.backends.runtime import Runtime as Runtime
 from sglite.lang.backends.sglite_server import RuntimeEndpoint as RuntimeEndpoint
@@ -130,6 +133,7 @@ from sglite.lang.choices import (
 from sglite.lang.choices import (
     unconditional_likelihood_normalized as unconditional_likelihood_normalized,
 )
+from sglite.lang.config import global_config as global_config
 from sglite.protocol import (
     FinishReason as FinishReason,
 )
