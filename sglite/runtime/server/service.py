@@ -40,8 +40,8 @@ _PROBE = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class ServedEngine(Protocol):
-    """What a server needs of what it serves: a Client with a tokenizer that also tells how it is. `sglite.Engine` is one;
-    see `sglite.lang.client.Client` for the methods that both have."""
+    """What a server needs of what it serves: a Client (see `sglite.lang.client`) with a tokenizer that also tells how
+    it is. `sglite.Engine` is one."""
 
     model_info: ModelInfo
     facts: dict[str, Any]  # plain values about it; "tokenizer_folder"

@@ -31,7 +31,7 @@ async def progress(
 ) -> AsyncGenerator[Progress, None]:
     """All completions of the turn as they grow. Raises what ended them; closing it aborts them."""
     turn = prepared.turn
-    answers = [Answer(prepared.parser(), index) for index in range(turn.sampling.n)]
+    answers = [prepared.answer(index) for index in range(turn.sampling.n)]
     request = GenerateRequest(
         request_id="",
         prompt=prepared.prompt,

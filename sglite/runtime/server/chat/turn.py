@@ -61,9 +61,13 @@ class PreparedTurn:
     _syntax: CallSyntax
     _thinks: bool  # the answer may begin with thinking
     _inside: bool  # the prompt ended inside it
+    _think_end: int | None
 
-    def parser(self) -> AnswerParser:
-        """A new one for each completion."""
+    def answer(self, index: int) -> Answer:
+        """One for each completion."""
+        return Answer(self._parser(), index, think_end=self._think_end if self._thinks else None)
+
+    def _parser(self) -> AnswerParser:
         names = frozenset(tool.name for tool in self.turn.tools)
         uses_tools = names and self.turn.tool_choice.mode != "none"
         answer: AnswerParser = ToolParser(self._syntax, names) if uses_tools else PlainParser()
@@ -109,6 +113,7 @@ class TurnPreparer:
             _syntax=built.syntax,
             _thinks=thinks,
             _inside=inside,
+            _think_end=self._think_end,
         )
 
     def _render(self, turn: Turn) -> str:
@@ -134,7 +139,8 @@ class TurnPreparer:
 class Answer:
     """One completion while it grows: its parts so far, for answers that are given as a whole."""
 
-    def __init__(self, parser: AnswerParser, index: int) -> None:
+    def __init__(self, parser: AnswerParser, index: int, *, think_end: int | None) -> None:
+        """`think_end`: the token that ends thinking; None where there is none."""
         self.index = index
         self.text = ""
         self.reasoning = ""
@@ -143,8 +149,13 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.matched_stop: str | int | None = None
         self.reason = ""
-        self.reasoning_tokens = 0
         self._parser = parser
+        self._think_end = think_end
+        self._before_end = 0  # tokens up to the end of thinking, that token included
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._before_end if self.reasoning else 0
 
     def take(self, output: RequestOutput) -> list[Part]:
         """The parts that this output adds."""
@@ -155,8 +166,11 @@ class Answer:
             self.matched_stop = output.matched_stop
             self.reason = output.reason
         self.usage = output.usage
-        if parts and all(isinstance(part, Reasoning) for part in parts):
-            self.reasoning_tokens += len(output.token_ids)
+        for token_id in output.token_ids if self._think_end is not None else ():
+            self._before_end += 1
+            if token_id == self._think_end:
+                self._think_end = None
+                break
         for part in parts:
             match part:
                 case Text(text):
