@@ -14,7 +14,8 @@ import msgspec
 
 from sglite.grammar.regex_size import regex_size
 
-_UNKNOWN = 24  # bytes of what is not looked into: an embedded schema of a number, an intersection of terminals
+_UNKNOWN = 24  # bytes of what is not looked into: a number that is left to the engine
+_NARROWED = 4  # bytes that an intersection may add to the shortest text of its first operand
 _ROUNDS = 64  # of the fixed point; grammars of schemas settle in as many rounds as rules nest without a choice
 _CAP = 1 << 20
 
@@ -116,6 +117,7 @@ class _Reader:
 
     def _choice(self) -> _Choice:
         alternatives: list[list[_Part]] = [[]]
+        narrowed = False
         while (match := _TOKEN.match(self._text, self._at)) is not None:
             self._at = match.end()
             kind, text = match.lastgroup, match[0].strip()
@@ -128,10 +130,16 @@ class _Reader:
                 alternatives.append([])
             elif kind == "count" and parts:
                 parts[-1] = _counted(parts[-1], text)
+            elif kind == "mark" and text == "&":
+                narrowed = True  # the first operand's length stands for the intersection's
+                parts.append(_NARROWED)
             elif kind == "name":
                 parts.append(text.partition("::")[0])
-            elif kind not in ("condition", "count"):
-                parts.append(self._bytes(str(kind), text))
+            elif kind in ("string", "regex", "json"):
+                length = self._bytes(kind, text)
+                if not narrowed:
+                    parts.append(length)
+                narrowed = False
         return _Choice(alternatives)
 
     def _bytes(self, kind: str, text: str) -> int:

@@ -25,11 +25,10 @@ from sglite.protocol import GrammarSpec
 
 MAX_FORCED = 64  # tokens that one call of forced() looks ahead
 MAX_FORCED_BYTES = 16_384  # each mask looks over all the text that is forced from its place
-_TRIAL_STEPS = 6
 
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=50_000,  # 1,000 optional keys are 3,000 items
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=5_000_000,  # 100 ms
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=100_000,
@@ -143,35 +142,29 @@ class LLGuidanceEngine:
         Raises InvalidGrammar or GrammarTooLarge.
         """
         template = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        for direction in (0, -1):
-            self._try(template, direction)
-            template.reset()
         _check(template)
+        self._try_first_token(template)
         return LLGuidanceGrammar(spec=spec, nbytes=_estimate_nbytes(grammar), template=template, vocab=self.vocab)
 
-    def _try(self, template: llguidance.LLMatcher, direction: int) -> None:
-        """Walk some tokens from the start, always over the first (0) or the last (-1) legal one.
+    def _try_first_token(self, template: llguidance.LLMatcher) -> None:
+        """Make the first mask, and take the first and the last token that it allows.
 
-        Finds the grammars whose first mask, or first step, runs into a limit (some engine limits only show when a
-        token that the mask allowed is taken), and leaves the automaton warm for the copies.
+        Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
         """
         row = bitmask.empty(self.vocab.size)
-        for _ in range(_TRIAL_STEPS):
-            _check(template)
-            template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            _check(template)
-            if template.is_stopped():
-                return
-            if len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
-                raise GrammarTooLarge(f"the constraint forces over {MAX_FORCED_BYTES} bytes of text in one piece")
-            legal = [i for i in bitmask.ids(row) if i not in self.vocab.stop_ids]
-            if not legal:
-                if template.is_accepting():
-                    return
-                raise InvalidGrammar("no token of this model can continue a text that satisfies the constraint")
-            if template.try_consume_tokens([legal[direction]]) != 1:
+        template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        _check(template)
+        if len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
+            raise GrammarTooLarge(f"the constraint forces over {MAX_FORCED_BYTES} bytes of text in one piece")
+        legal = [i for i in bitmask.ids(row).tolist() if i not in self.vocab.stop_ids]
+        if not legal and not template.is_accepting():
+            raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
+        for token_id in legal[:1] + legal[-1:]:
+            if template.try_consume_tokens([token_id]) != 1:
                 _check(template)
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
+            template.rollback(1)
+            _check(template)
 
 
 _ENCODE_CACHE = 4096  # texts

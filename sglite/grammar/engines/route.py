@@ -14,6 +14,7 @@ from typing import Literal
 import llguidance
 
 from sglite.grammar import tools
+from sglite.grammar.engines.fuse import fuse_delimiters
 from sglite.grammar.reach import Reach, lark_reach, regex_reach
 from sglite.grammar.schema import prepare
 from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
@@ -52,7 +53,7 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
         )
         return Plan(
             engine="llguidance",
-            grammar=llguidance.LLMatcher.grammar_from_lark(prepared.lark),
+            grammar=llguidance.LLMatcher.grammar_from_lark(fuse_delimiters(prepared.lark)),
             coverage=coverage,
             validate=prepared.validate,
             residual=prepared.residual,
