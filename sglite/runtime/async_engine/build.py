@@ -14,6 +14,7 @@ from sglite.runtime.config import EngineConfig, SamplingDefaults
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.engine import EngineCore
 from sglite.runtime.executor.build import build_executor, max_context
+from sglite.runtime.executor.warm_up import warm_up
 from sglite.runtime.models.loader import ModelSource, resolve_model
 from sglite.text.tokenizer import Tokenizer
 
@@ -31,10 +32,10 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     progress("loading the weights")
     max_len = max_context(config, source.config)
     executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
-    grammars = GrammarCompiler(
-        Vocab.of(tokenizer, vocab_size=executor.vocab_size), _compiler_config(overlaps=executor.overlaps)
-    )
+    vocab = Vocab.of(tokenizer, vocab_size=executor.vocab_size)
+    grammars = GrammarCompiler(vocab, _compiler_config(overlaps=executor.overlaps))
     grammars.warm()
+    warm_up(executor, max_model_len=max_len)
     core = EngineCore(executor, tokenizer, grammars, config, max_model_len=max_len, defaults=sampling_defaults(source))
     info = _model_info(config, source, tokenizer, max_len)
     facts: dict[str, Any] = {
