@@ -23,13 +23,13 @@ _MAX_SPLITS = 64
 def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
     """Into how many parts the KV of each of `tokens` rows of up to `longest` cached tokens is cut.
 
-    Enough programs to load the GPU, but no part under 32 tokens (128 where rows alone give some parallelism).
+    Enough programs to load the GPU, but no part under 16 tokens (128 where rows alone give some parallelism).
     """
     programs = tokens * kv_heads
     if programs >= 256 and longest <= 1024 or programs >= 512:
         return 1
     wanted = max(1, (528 if longest > 1024 else 256) // programs)
-    smallest = 32 if programs < 64 else 128
+    smallest = 16 if programs < 64 else 128
     useful = max(1, triton.cdiv(longest, smallest))
     return min(_MAX_SPLITS, triton.next_power_of_2(wanted), triton.next_power_of_2(useful))
 
