@@ -3,6 +3,10 @@
 A rule is a list of alternatives, an alternative a sequence of symbols. Before it is written, rules that no
 finite text satisfies are cut out (a required key whose value cannot exist takes its object along), then
 rules that nothing uses.
+
+Two properties of llguidance 1.9 shape the text. It compiles a rule inside the first one that mentions it, on
+the native stack, and overflows 8 MB at about 2,500 rules within each other: long chains are mentioned in
+pieces, last piece first, by an alternative that can never match (`anchors`). And it has 16 bits for symbols.
 """
 
 from __future__ import annotations
@@ -10,6 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sglite.errors import GrammarTooLarge
+
+MAX_SYMBOLS = 60_000
+MAX_DEPTH = 900  # of rules compiled within each other
+PIECE = 300  # rules of a chain between two anchors
+NO_MATCH = r"/[^\x00-\x{10FFFF}]/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,12 @@ class Grammar:
     def lark(self, start: Rule) -> str | None:
         """The grammar's text, None where `start` derives nothing."""
         productive = self._productive()
-        return _Writer(self._rules, productive).write(start) if productive[start.number] else None
+        if not productive[start.number]:
+            return None
+        parts = sum(1 + len(body.alternatives) for body in self._rules)
+        if parts > MAX_SYMBOLS:
+            raise GrammarTooLarge(f"the schema needs {parts} grammar rules and alternatives, more than {MAX_SYMBOLS}")
+        return _Writer(self._rules, productive).write(start)
 
     def _productive(self) -> list[bool]:
         """By counting down, per alternative, the needed rules that are not yet known to derive something."""
@@ -118,18 +132,28 @@ class _Writer:
         self.terminals: dict[str, str] = {}
         self.queue: list[int] = []
         self.seen: set[int] = set()
+        self.used: list[int] = []  # by the rule being written, in the order of the text
 
     def write(self, start: Rule) -> str:
         self.seen.add(start.number)
         self.queue.append(start.number)
-        lines = [f"start: r{start.number}"]
+        rules: dict[int, str] = {}
+        uses: dict[int, list[int]] = {}
         while self.queue:
             number = self.queue.pop()
+            self.used = uses[number] = []
             name = f"r{number}::_" if self.rules[number].parametric else f"r{number}"
             options = dict.fromkeys(self.alternative(a) for a in self.alternatives(number))
-            lines.append(f"{name}: {' | '.join(options)}")
-        lines.extend(f"{name}: {expression}" for expression, name in self.terminals.items())
-        return "\n".join(lines) + "\n"
+            rules[number] = f"{name}: {' | '.join(options)}"
+        first = f"start: r{start.number}"
+        if len(rules) > PIECE:
+            plain = [n for n in anchors(uses, start.number) if not self.rules[n].parametric]
+            if depth(uses, [*plain, start.number]) > MAX_DEPTH:
+                raise GrammarTooLarge("the schema's rules are nested too deep in each other")
+            if plain:
+                first = f"start: {NO_MATCH} {' '.join(f'r{n}' for n in plain)} | r{start.number}"
+        terminals = [f"{name}: {expression}" for expression, name in self.terminals.items()]
+        return "\n".join([first, *rules.values(), *terminals]) + "\n"
 
     def alternatives(self, number: int) -> list[_Alternative]:
         return [a for a in self.rules[number].alternatives if all(self.productive[used] for used in a.needs)]
@@ -149,6 +173,7 @@ class _Writer:
                 alone = self.single_symbol(number)
                 if alone is not None:
                     return self.symbol(alone)
+                self.used.append(number)
                 if number not in self.seen:
                     self.seen.add(number)
                     self.queue.append(number)
@@ -178,3 +203,41 @@ def _count(least: int, most: int | None) -> str:
     if most is None:
         return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
     return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
+
+
+def anchors(uses: dict[int, list[int]], start: int) -> list[int]:
+    """Rules to mention before all others, in this order, so that no chain is followed in one piece."""
+    found: list[int] = []
+    seen = {start}
+    stack = [(start, iter(uses[start]), 0)]
+    while stack:
+        number, rest, level = stack[-1]
+        following = next((n for n in rest if n not in seen), None)
+        if following is None:
+            stack.pop()
+            if level == 0 and number != start:
+                found.append(number)
+            continue
+        seen.add(following)
+        stack.append((following, iter(uses[following]), (level + 1) % PIECE))
+    return found
+
+
+def depth(uses: dict[int, list[int]], order: list[int]) -> int:
+    """How deep a compile that mentions the rules of `order` one after the other goes."""
+    deepest = 0
+    seen: set[int] = set()
+    for first in order:
+        if first in seen:
+            continue
+        seen.add(first)
+        stack = [iter(uses[first])]
+        while stack:
+            deepest = max(deepest, len(stack))
+            following = next((n for n in stack[-1] if n not in seen), None)
+            if following is None:
+                stack.pop()
+                continue
+            seen.add(following)
+            stack.append(iter(uses[following]))
+    return deepest

@@ -22,7 +22,7 @@ class SchemaLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a schema may cost before it is refused with GrammarTooLarge."""
 
     max_bytes: int = 4 << 20  # of the schema's JSON text
-    max_depth: int = 128  # of nesting of the schema's JSON text
+    max_depth: int = 256  # of nesting of the schema's JSON text
     max_nodes: int = 200_000  # JSON values in the schema
     max_number_digits: int = 400  # of one number in the schema
     max_rules: int = 100_000  # of the grammar that comes out

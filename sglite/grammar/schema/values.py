@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Hashable
 from decimal import Decimal
+from json.encoder import encode_basestring
 from typing import Any
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
@@ -128,7 +129,7 @@ def json_type(value: Json) -> str:
 
 def string_text(value: str) -> str:
     """The one spelling that the grammar has for a string: raw UTF-8, short escapes, else lower-case \\u00xx."""
-    return json.dumps(value, ensure_ascii=False)
+    return encode_basestring(value)
 
 
 def encodable(value: Json) -> bool:
