@@ -62,6 +62,8 @@ async def test_logprobs_have_sglangs_shape(serve: MakeClient) -> None:
         {"text": "a", "sampling_params": {"stop": ["x"] * 100}},
         {"text": "a", "sampling_params": {"max_new_tokens": -1}},
         {"text": "a", "sampling_params": {"prompt_logprobs": 90}},
+        {"text": "a", "sampling_params": {"prompt_logprobs": -1}},
+        {"text": "a" * 50_000, "sampling_params": {"prompt_logprobs": 5}},
         {"text": "a", "sampling_params": {"regex": "[a"}},
         {"text": "a", "sampling_params": {"seed": 10**40}},
         {"text": "a", "sampling_params": [{}, {}]},

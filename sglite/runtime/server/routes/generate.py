@@ -117,8 +117,6 @@ def _request(
         convert.at_most("top_logprobs_num", logprobs, limits.max_logprobs)
         values["logprobs"] = logprobs
         if start < len(prompt):
-            total = len(prompt) * (logprobs + 1)
-            convert.at_most("the number of prompt logprobs", total, limits.max_prompt_logprob_values)
             values["prompt_logprobs"] = logprobs
     params, grammar = sampling_params(
         {name: value for name, value in values.items() if value is not None},
@@ -126,6 +124,9 @@ def _request(
         on_unsupported=body.on_unsupported,
     )
     _check(params, limits)
+    if params.prompt_logprobs is not None:
+        total = len(prompt) * (params.prompt_logprobs + 1)
+        convert.at_most("the number of prompt logprobs", total, limits.max_prompt_logprob_values)
     return GenerateRequest(
         request_id="",
         prompt=prompt,
