@@ -36,6 +36,12 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 
+# Sets of tokens whose masks are kept ready: where all of a set may come, none of its tokens is looked at. llguidance's
+# own have lengths 10, 30 and any; the shorter ones make masks near the end of a bounded string 1.6 times faster
+# (SCHEMA of the benchmarks, 152k tokens: mean 0.43 -> 0.27 ms).
+_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(_TEXT + f"{{1,{n}}}" for n in (2, 4, 6, 8, 12, 16, 30)), _TEXT + "+"]
+
 
 class LLGuidanceMatcher:
     """See `sglite.grammar.matcher.Matcher`."""
@@ -133,7 +139,10 @@ class LLGuidanceEngine:
         self.vocab = vocab
         self._limits = limits
         self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_TokenTable(vocab)), n_vocab=vocab.size, eos_token=list(vocab.stop_ids)
+            llguidance.TokenizerWrapper(_TokenTable(vocab)),
+            n_vocab=vocab.size,
+            eos_token=list(vocab.stop_ids),
+            slices=_SLICES,
         )
 
     def compile(self, spec: GrammarSpec, grammar: str) -> LLGuidanceGrammar:

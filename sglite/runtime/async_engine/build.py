@@ -11,6 +11,7 @@ from sglite.grammar.vocab import Vocab
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine.thread import Built
 from sglite.runtime.config import EngineConfig, SamplingDefaults
+from sglite.runtime.device.registry import device_name
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.engine import EngineCore
 from sglite.runtime.executor.build import build_executor, max_context
@@ -29,13 +30,18 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
         max_model_len=config.max_model_len,
     )
     tokenizer = Tokenizer.from_folder(source.tokenizer_folder)
-    progress("loading the weights")
     max_len = max_context(config, source.config)
-    executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
-    vocab = Vocab.of(tokenizer, vocab_size=executor.vocab_size)
-    grammars = GrammarCompiler(vocab, _compiler_config(overlaps=executor.overlaps))
+    # The grammar tables (a second for 152k tokens) are made in threads while the weights load.
+    vocab = Vocab.of(tokenizer, vocab_size=min(tokenizer.vocab_size, source.config.vocab_size))
+    grammars = GrammarCompiler(vocab, _compiler_config(beside_gpu=device_name(config) != "cpu"))
     grammars.warm()
-    warm_up(executor, max_model_len=max_len)
+    progress("loading the weights")
+    try:
+        executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
+        warm_up(executor, max_model_len=max_len)
+    except BaseException:
+        grammars.close()
+        raise
     core = EngineCore(executor, tokenizer, grammars, config, max_model_len=max_len, defaults=sampling_defaults(source))
     info = _model_info(config, source, tokenizer, max_len)
     facts: dict[str, Any] = {
@@ -52,11 +58,11 @@ def sampling_defaults(source: ModelSource) -> SamplingDefaults:
     return SamplingDefaults(**said)
 
 
-def _compiler_config(*, overlaps: bool) -> CompilerConfig:
+def _compiler_config(*, beside_gpu: bool) -> CompilerConfig:
     """Masks are filled while the forward runs: on the CPU their threads must leave it some cores, beside a GPU only
     the loop and the caller need one each."""
     cpus = usable_cpus()
-    threads = max(1, cpus - 2 if overlaps else cpus // 2)
+    threads = max(1, cpus - 2 if beside_gpu else cpus // 2)
     return CompilerConfig(num_threads=min(2, threads), fill_threads=threads)
 
 

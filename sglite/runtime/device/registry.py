@@ -18,15 +18,17 @@ class _DeviceModule(Protocol):
     def make(self, name: str, config: EngineConfig) -> Device: ...
 
 
+def device_name(config: EngineConfig) -> str:
+    """`config.device`, with "auto" decided: a GPU where there is one."""
+    if config.device != "auto":
+        return config.device
+    gpu = torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+    return "cuda" if gpu else "cpu"
+
+
 def make_device(config: EngineConfig) -> Device:
-    """`config.device` "auto": a GPU where there is one. Raises InvalidRequest for a device that is not there."""
-    name = config.device
-    if name == "auto":
-        name = (
-            "cuda"
-            if torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
-            else "cpu"
-        )
+    """Raises InvalidRequest for a device that is not there."""
+    name = device_name(config)
     module = _MODULES.get(name.partition(":")[0])
     if module is None:
         raise InvalidRequest(f"no device {name!r}; what works: 'auto', 'cpu', 'cuda', 'cuda:1'", param="device")
