@@ -1,37 +1,82 @@
-"""What became of every assertion keyword of a schema."""
+"""What became of every assertion keyword of a schema, by JSON pointer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Literal
+
 from sglite.grammar.schema.cases import Gap
-from sglite.grammar.schema.document import Document
+from sglite.grammar.schema.content import NAMED_SCHEMAS, SCHEMA, SCHEMAS
+from sglite.grammar.schema.document import Document, Draft, Node, counting_keywords, escape, own_uri
 from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS
 from sglite.grammar.schema.terms import COMBINING, SAYS_SOMETHING, Terms
+from sglite.grammar.schema.values import Json
 from sglite.protocol import Coverage, CoverageItem
 
+Status = Literal["mask", "rewritten", "redundant", "validated", "annotation", "unsupported"]
+_DEFINITIONS = ("$defs", "definitions")
+_ASSERTED_FORMATS = FORMAT_PATTERNS.keys() | IRREGULAR_FORMATS
 
-def report(document: Document, terms: Terms, gaps: dict[tuple[str, str], Gap]) -> Coverage:
-    items: dict[str, CoverageItem] = {}
-    for node in document.nodes():
-        if isinstance(node.value, bool):
+
+def report(document: Document, terms: Terms, gaps: list[Gap]) -> Coverage:
+    """Every assertion keyword in the document, reached or not; a keyword of a meta-schema only where it is a gap."""
+    left_out = {(gap.node_id, gap.keyword): gap.reason for gap in gaps}
+    items: list[CoverageItem] = []
+    root = document.node(document.root)
+    if isinstance(root.value, dict):
+        for value, pointer, base in _subschemas(root.value, "", "", document.draft):
+            node = document.known(value, base, document.draft)
+            reached = node if node is not None and node.id in terms.touched else None
+            items.extend(_items(value, pointer, document.draft, reached, left_out))
+    seen = {item.pointer for item in items}
+    items.extend(CoverageItem(g.pointer, g.keyword, "validated", g.reason) for g in gaps if g.pointer not in seen)
+    return Coverage(items=tuple(items), engine="llguidance", reason="the normalised schema as one exact grammar")
+
+
+def _items(
+    value: dict[str, Json], pointer: str, draft: Draft, node: Node | None, left_out: dict[tuple[int, str], str]
+) -> Iterator[CoverageItem]:
+    counted = counting_keywords(value, draft)
+    for keyword in value:
+        if keyword not in SAYS_SOMETHING:
             continue
-        counted = node.keywords
-        for keyword in node.value:
-            pointer = f"{node.pointer}/{keyword}"
-            if keyword not in SAYS_SOMETHING or pointer in items:
-                continue
-            if keyword not in counted:
-                items[pointer] = CoverageItem(pointer, keyword, "annotation", "says nothing here in this draft")
-            elif keyword == "format" and node.value["format"] not in FORMAT_PATTERNS.keys() | IRREGULAR_FORMATS:
-                items[pointer] = CoverageItem(
-                    pointer, keyword, "annotation", f"unknown format {node.value['format']!r}"
-                )
-            elif node.id not in terms.touched:
-                items[pointer] = CoverageItem(pointer, keyword, "redundant", "no value reaches it")
-            else:
-                status = "rewritten" if keyword in COMBINING else "mask"
-                items[pointer] = CoverageItem(pointer, keyword, status)
-    for gap in gaps.values():
-        items[gap.pointer] = CoverageItem(gap.pointer, gap.keyword, "validated", gap.reason)
-    return Coverage(
-        items=tuple(items.values()), engine="llguidance", reason="the normalised schema as one exact grammar"
-    )
+        status, reason = _status(keyword, value, counted, node)
+        if node is not None and (node.id, keyword) in left_out:
+            status, reason = "validated", left_out[node.id, keyword]
+        yield CoverageItem(f"{pointer}/{keyword}", keyword, status, reason)
+
+
+def _status(keyword: str, value: dict[str, Json], counted: dict[str, Json], node: Node | None) -> tuple[Status, str]:
+    if keyword not in counted:
+        hidden = "$ref" in value and keyword != "$ref"
+        return "annotation", "hidden by $ref in this draft" if hidden else "not a keyword of this draft"
+    if keyword == "format" and value["format"] not in _ASSERTED_FORMATS:
+        return "annotation", f"no known format: {value['format']!r}"
+    if keyword == "required" and isinstance(value["required"], bool):
+        return "annotation", "a list since draft 4"
+    if node is None:
+        return "redundant", "no value comes here"
+    return ("rewritten" if keyword in COMBINING else "mask"), ""
+
+
+def _subschemas(
+    root: dict[str, Json], pointer: str, base: str, draft: Draft
+) -> Iterator[tuple[dict[str, Json], str, str]]:
+    """(subschema, its pointer, the base URI around it), from the root on, where a draft expects subschemas."""
+    stack: list[tuple[Json, str, str]] = [(root, pointer, base)]
+    while stack:
+        value, pointer, base = stack.pop()
+        if not isinstance(value, dict):
+            continue
+        yield value, pointer, base
+        inner = own_uri(value, base, draft)
+        children: list[tuple[Json, str, str]] = []
+        for keyword, item in value.items():
+            below = f"{pointer}/{keyword}"
+            if keyword in SCHEMA or (keyword == "items" and isinstance(item, dict)):
+                children.append((item, below, inner))
+            elif (keyword in SCHEMAS or keyword == "items") and isinstance(item, list):
+                children.extend((child, f"{below}/{i}", inner) for i, child in enumerate(item))
+            elif (keyword in NAMED_SCHEMAS or keyword in _DEFINITIONS) and isinstance(item, dict):
+                children.extend((child, f"{below}/{escape(name)}", inner) for name, child in item.items())
+        stack.extend(reversed(children))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from jsonschema_specifications import REGISTRY
 
 from sglite.errors import InvalidGrammar, UnsupportedSchema
+from sglite.grammar.schema.content import Contents
 from sglite.grammar.schema.values import Json, parse_json
 
 Pointer = tuple[str | int, ...]
@@ -71,30 +73,31 @@ class Resource:
 
 
 class Document:
-    """`node(0)` is the root. Nodes are made on first use; equal places give the same node."""
+    """`node(0)` is the root. Nodes are made on first use; places that say the same are one node (content.py)."""
 
     def __init__(self, root: Json) -> None:
         if not isinstance(root, dict | bool):
             raise InvalidGrammar("a schema is a JSON object or a boolean")
         self.draft = declared_draft(root)
         self._nodes: list[Node] = []
-        self._by_place: dict[int, int] = {}
-        self._pinned: list[Any] = []  # synthetic values: keeps id() of what _by_place knows alive
-        self._booleans: dict[tuple[str, bool], int] = {}
+        self._contents = Contents()
+        self._by_content: dict[Hashable, int] = {}
+        self._pinned: list[Any] = []  # values outside of the document: keeps what Contents knows alive
         self._resources: dict[str, Resource] = {}
         self._targets: dict[int, int] = {}
-        base = own_uri(root, "", self.draft) if isinstance(root, dict) else ""
+        self._base = own_uri(root, "", self.draft) if isinstance(root, dict) else ""
         self._root = Resource(root, "", "")
-        self._resources[""] = self._resources[base] = self._root
-        self._index(self._root, base, self.draft)
+        self._resources[""] = self._resources[self._base] = self._root
+        self._is_indexed = False
         self.root = self._intern(root, "", "", self.draft)
 
     def node(self, node_id: int) -> Node:
         return self._nodes[node_id]
 
-    def nodes(self) -> list[Node]:
-        """The nodes that something has asked for so far."""
-        return list(self._nodes)
+    def known(self, value: dict[str, Json], base: str, draft: Draft) -> Node | None:
+        """The node of a subschema, where something has asked for it or for one that says the same."""
+        found = self._by_content.get((self._contents.number(value), own_uri(value, base, draft), draft))
+        return None if found is None else self._nodes[found]
 
     def child(self, parent: Node, *path: str | int) -> int:
         """The node at `path` below `parent`. Raises InvalidGrammar where no schema is there."""
@@ -120,16 +123,13 @@ class Document:
         return self._targets[node.id]
 
     def _intern(self, value: Json, pointer: str, base: str, draft: Draft) -> int:
-        if isinstance(value, bool):
-            key = (pointer, value)
-            if key not in self._booleans:
-                self._booleans[key] = self._add(value, pointer, base, draft)
-            return self._booleans[key]
-        if not isinstance(value, dict):
+        if not isinstance(value, dict | bool):
             raise InvalidGrammar(f"at {pointer or '/'} there must be a schema (an object or a boolean)")
-        found = self._by_place.get(id(value))
+        base = own_uri(value, base, draft) if isinstance(value, dict) else ""
+        content = (self._contents.number(value), base, draft)
+        found = self._by_content.get(content)
         if found is None:
-            found = self._by_place[id(value)] = self._add(value, pointer, own_uri(value, base, draft), draft)
+            found = self._by_content[content] = self._add(value, pointer, base, draft)
         return found
 
     def _add(self, value: dict[str, Json] | bool, pointer: str, base: str, draft: Draft) -> int:
@@ -164,6 +164,9 @@ class Document:
             raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a string")
         uri, fragment = urldefrag(join(node.base, reference))
         fragment = unquote(fragment)
+        if not self._is_indexed and (uri or (fragment and not fragment.startswith("/"))):
+            self._index(self._root, self._base, self.draft)
+            self._is_indexed = True
         resources = [r for r in (self._resource(uri), self._root if reference.startswith("#") else None) if r]
         for resource in resources:
             found = self._locate(resource, fragment)

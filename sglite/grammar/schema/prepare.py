@@ -39,7 +39,7 @@ def prepare(
     lark = builder.build()
     return PreparedSchema(
         lark=lark,
-        coverage=report(document, builder.expander.terms, builder.gaps),
+        coverage=report(document, builder.expander.terms, list(builder.gaps.values())),
         key_order=KeyOrder(builder.expander).reorder,
         validator=_Validator(document),
     )
