@@ -27,7 +27,14 @@ from sglite.runtime.device.base import (
     SamplerOps,
 )
 from sglite.runtime.device.cpu_attention import CpuAttention, CpuKVCache
-from sglite.runtime.device.cpu_weights import CpuWeight, OneDnnWeight, PlainWeight, SingleRowWeight, can_pack
+from sglite.runtime.device.cpu_weights import (
+    CpuWeight,
+    Int8Weight,
+    OneDnnWeight,
+    PlainWeight,
+    SingleRowWeight,
+    can_pack,
+)
 from sglite.runtime.device.inputs import host_inputs
 from sglite.runtime.device.memory import available_memory
 from sglite.runtime.device.threads import usable_cpus
@@ -36,14 +43,17 @@ from sglite.runtime.device.threads import usable_cpus
 class CpuOps:
     """The layer operations in torch. `copy_bytes`: memory that second copies of float32 weights may take in all."""
 
-    def __init__(self, copy_bytes: int) -> None:
+    def __init__(self, *, copy_bytes: int, int8: bool = False) -> None:
         self._eps: dict[float, torch.Tensor] = {}
+        self._int8 = int8
         self._copy_bytes = copy_bytes
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         return self.pack_tied(weight)[0]
 
     def pack_tied(self, weight: torch.Tensor) -> tuple[PackedWeight, torch.Tensor]:
+        if self._int8:
+            return Int8Weight(weight), weight
         if not can_pack(weight):
             return PlainWeight(weight), weight
         if weight.nbytes > self._copy_bytes:
@@ -88,16 +98,16 @@ class ReadyCopy:
 
 
 class CpuDevice:
-    """`num_threads` None: what affinity and control group allow."""
+    """`num_threads` None: what affinity and control group allow. `int8`: projections keep 8 bits a weight."""
 
     name = "cpu"
     overlaps = False
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self, num_threads: int | None = None, *, int8: bool = False) -> None:
         self.torch_device = torch.device("cpu")
         # torch starts with OMP_NUM_THREADS or the cores of the host, whatever the control group allows
         torch.set_num_threads(num_threads or min(torch.get_num_threads(), usable_cpus()))
-        self.ops = CpuOps(copy_bytes=available_memory() // 4)
+        self.ops = CpuOps(copy_bytes=available_memory() // 4, int8=int8)
 
     def free_memory(self) -> int:
         return available_memory()
@@ -172,4 +182,4 @@ def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def make(name: str, config: EngineConfig) -> CpuDevice:
     """For the registry."""
-    return CpuDevice(config.num_threads)
+    return CpuDevice(config.num_threads, int8=config.dtype == "int8")

@@ -87,3 +87,24 @@ class SingleRowWeight:
         if addend is None:
             return torch.bmm(x, self._slices).view(1, -1)
         return torch.baddbmm(addend.view(slices, 1, outputs), x, self._slices).view(1, -1)
+
+
+class Int8Weight:
+    """8 bits a weight with one float32 scale per output, rounded to nearest; activations are bfloat16 in the product.
+
+    A quarter of float32's memory and an eighth of what OneDnnWeight keeps, not faster: 0.75 times the speed of float32
+    at one row, half at 16. Every row is computed by itself, so an answer does not depend on its batch mates (a product
+    that quantises activations would be twice as fast, and does).
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._scale = weight.float().abs().amax(dim=1).clamp_(min=1e-12).div_(127)
+        self._weight = (weight.float() / self._scale[:, None]).round_().to(torch.int8)
+        self._ones = torch.ones(weight.shape[0], dtype=torch.bfloat16)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        product = torch._weight_int8pack_mm(x.bfloat16(), self._weight, self._ones).to(x.dtype).mul_(self._scale)
+        return product if bias is None else product.add_(bias)
+
+    def linear_add(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self.linear(x, bias))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,11 @@ Pair = tuple[transformers.PreTrainedModel, ModelRunner]
 
 
 @pytest.fixture(scope="module", params=sorted(TINY))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     reference = tiny_reference(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
-    yield reference, tiny_executor(folder)
+    return reference, tiny_executor(folder)
 
 
 def sequence(seed: int, length: int) -> list[int]:
@@ -95,3 +95,16 @@ def test_half_precision_runs_on_the_cpu(tmp_path: Path, dtype: str) -> None:
         expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
     expected = expected[torch.arange(39), torch.tensor(ids[1:])].numpy()
     assert np.abs(score(executor, ids, [10, 30]) - expected).mean() < 0.3
+
+
+def test_int8_weights_stay_near_the_reference_and_ignore_batch_mates(tmp_path: Path) -> None:
+    reference = tiny_reference("qwen2")
+    reference.save_pretrained(tmp_path)
+    executor = tiny_executor(tmp_path, dtype="int8")
+    ids = sequence(5, 40)
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = expected[torch.arange(39), torch.tensor(ids[1:])].numpy()
+    assert np.abs(score(executor, ids, [10, 30]) - expected).mean() < 0.3
+    prompts = [ids[:7], ids[10:30]]
+    assert generate(executor, prompts, 10)[0] == generate(executor, prompts[:1], 10)[0]
