@@ -13,7 +13,7 @@ COPY scripts/image.sh /usr/local/bin/sglite-image
 RUN TORCH="$TORCH" TORCH_INDEX="$TORCH_INDEX" EXTRA="$EXTRA" sglite-image install /dist python
 RUN useradd --create-home --uid 1000 sglite && mkdir /models && chown sglite /models
 USER sglite
-ENV SGLITE_HOME=/models OMP_WAIT_POLICY=PASSIVE
+ENV SGLITE_HOME=/models
 VOLUME /models
 EXPOSE 30000
 HEALTHCHECK --start-period=300s --interval=30s --timeout=15s \

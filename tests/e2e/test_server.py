@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import anthropic
 import httpx
+import instructor
 import jsonschema
 import openai
 import psutil
@@ -155,6 +156,13 @@ def test_anthropic(server: Server) -> None:
     )
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     jsonschema.validate(call.input, SUM)
+
+
+def test_instructor(client: openai.OpenAI) -> None:
+    patched = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    messages = [{"role": "user", "content": "Ada is 36 years old."}]
+    found = patched.chat.completions.create(model="m", messages=messages, response_model=Person, temperature=0)
+    assert 0 <= found.age <= 130
 
 
 def test_a_program_runs_over_the_wire(server: Server) -> None:
