@@ -286,13 +286,15 @@ class Branch:
             raise
 
     def failure(self) -> ProgramError:
-        """The state's error, made anew: several threads may raise it."""
-        assert self.failed is not None
-        made = ProgramError(
-            self.failed.message, program=self.failed.program, step=self.failed.step, variable=self.failed.variable
-        )
-        made.status = self.failed.status
-        made.__cause__ = self.failed.__cause__
+        """The state's error, made anew: several threads may raise it. For a state that was stopped because its
+        program failed, what the program failed with."""
+        found = self.failed
+        assert found is not None
+        if isinstance(found.__cause__, RequestAborted) and self.session.error is not None:
+            found = self.session.error
+        made = ProgramError(found.message, program=found.program, step=found.step, variable=found.variable)
+        made.status = found.status
+        made.__cause__ = found.__cause__
         self.seen()
         return made
 
@@ -319,7 +321,8 @@ class Branch:
                 return wait(slot.future)
         except ProgramError:
             if self.failed is not None:
-                raise self.failure() from self.failed.__cause__
+                error = self.failure()
+                raise error from error.__cause__
             raise
 
     def _entry(self, name: str) -> Outcome:

@@ -80,8 +80,18 @@ class LoopThread:
             raise
 
     def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            self.submit(_cancel_others()).result(EXIT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(EXIT_S)
+
+
+async def _cancel_others() -> None:
+    """So that requests in flight are aborted and nothing is left pending."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class _Closable(Protocol):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -288,6 +291,60 @@ class TestErrors:
         while not client.aborted and time.monotonic() < deadline:
             time.sleep(0.01)
         assert client.aborted
+
+    @pytest.mark.parametrize("kind", ["async", "sync"])
+    async def test_a_cancelled_await_stops_the_program_and_aborts_the_request(self, kind: str) -> None:
+        client = ScriptedClient(delay_s=5)
+
+        @sgl.function
+        async def awaiting(s: Any) -> None:
+            s += "a" + sgl.gen("x")
+            s["x"]
+
+        @sgl.function
+        def blocking(s: Any) -> None:
+            s += "a" + sgl.gen("x")
+            s["x"]
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for((awaiting if kind == "async" else blocking).run_async(backend=client), 0.2)
+        deadline = time.monotonic() + 2
+        while not client.aborted and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert client.aborted
+
+    def test_a_read_in_a_task_of_its_own_says_how_to_await(self) -> None:
+        client = ScriptedClient(delay_s=0.05)
+
+        @sgl.function
+        async def program(s: Any) -> str:
+            s += "a" + sgl.gen("x")
+
+            async def helper() -> str:
+                with pytest.raises(ProgramSyntaxError, match="await s.get"):
+                    s["x"]
+                return await s.get("x")
+
+            return await asyncio.create_task(helper())
+
+        assert program.run(backend=client).ret_value == "answer 1"
+
+    def test_an_exit_in_the_middle_of_a_program_is_quiet(self) -> None:
+        code = (
+            "import sglite as sgl, time\n"
+            "from tests.fakes.client import ScriptedClient\n"
+            "@sgl.function\n"
+            "def program(s):\n"
+            "    s += 'a' + sgl.gen('x')\n"
+            "    s['x']\n"
+            "state = program.run(backend=ScriptedClient(delay_s=9), stream=True)\n"
+            "time.sleep(0.3)\n"
+        )
+        root = Path(__file__).parents[2]
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=root
+        )
+        assert done.stderr == ""
 
 
 class TestScopes:
