@@ -106,7 +106,8 @@ def _ours(
         _flush(engine)
         return ROWS * TOKENS / _timed(lambda: engine.generate(input_ids=rows, sampling=_greedy(TOKENS)))
 
-    decode_rate(), shared_rate()
+    decode_rate()
+    shared_rate()
     single = sorted(decode_rate() for _ in range(repeat))[repeat // 2]
     shared = sorted(shared_rate() for _ in range(repeat))[repeat // 2]
     note(f"batch 1: {single:.1f} tok/s; {ROWS} rows with a shared prefix: {shared:.1f} tok/s")
@@ -142,7 +143,7 @@ def _theirs(folder: str, prompt: list[int], rows: list[list[int]], note: Callabl
         batch = torch.tensor(ids)
         with torch.inference_mode():
             return _timed(
-                lambda: net.generate(
+                lambda: net.generate(  # pyright: ignore[reportAttributeAccessIssue]
                     batch, attention_mask=torch.ones_like(batch), max_new_tokens=tokens, min_new_tokens=tokens,
                     do_sample=False, pad_token_id=0,
                 )

@@ -260,8 +260,7 @@ def bench_linear(rows: list[int]) -> list[dict[str, Any]]:
                     )
                 best = sorted(results, key=lambda r: r[3])[:3]
                 text = "  ".join(
-                    f"{r[0]}{list(r[1])}{'' if r[2] else '-'} {r[3] * 1e3:.2f}us {lin.bytes / r[3] / 1e9:.2f}TB/s e{r[4]:.0e}"
-                    for r in best
+                    f"{r[0]}{list(r[1])} {r[3] * 1e3:.2f}us {lin.bytes / r[3] / 1e9:.2f}TB/s e{r[4]:.0e}" for r in best
                 )
                 print(f"{model} {name:8} m={m:<3} cublas {results[0][3] * 1e3:.2f}us | {text}", flush=True)
             del lin

@@ -115,5 +115,7 @@ class SampleGraphs:
         output = self._sample(logits, batch)
         if key in self._seen and len(self._graphs) < _MOST_SAMPLES:
             self._graphs[key] = self._pool.capture(lambda: self._sample(logits, batch))
+        if len(self._seen) > 4 * _MOST_SAMPLES:  # mostly logits of large steps, which never stand in one place twice
+            self._seen.clear()
         self._seen.add(key)
         return output

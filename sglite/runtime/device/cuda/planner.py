@@ -63,7 +63,8 @@ class RaggedPlanner:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q: [T, num_heads, head_dim] -> the same shape."""
-        return self._current.run(q, self._layers[layer], out=torch.empty_like(q))  # its own would be filled with 0 first
+        out = torch.empty_like(q)  # one that FlashInfer makes is filled with zeros first
+        return self._current.run(q, self._layers[layer], out=out)
 
     def _next_wrapper(self, backend: str) -> Any:
         if self._workspace is None:
