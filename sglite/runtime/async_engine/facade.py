@@ -197,7 +197,8 @@ class Engine:
 
     def chat(self, messages: Messages, sampling: Sampling = None, **options: Any) -> Any:
         """`generate` on the chat template's text of `messages` ([{"role": ..., "content": ...}, ...])."""
-        return self.generate(self.tokenizer.render_chat(messages), sampling, **options)
+        # As ids: the template writes the begin token itself where one belongs.
+        return self.generate(self.tokenizer.encode(self.tokenizer.render_chat(messages)), sampling, **options)
 
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> ScoreOutput:
         """Log-probability of every token of each continuation, given the prompt."""

@@ -104,7 +104,7 @@ class TurnPreparer:
         if thinks and built.spec is not None and not inside:
             # The grammar waits for the end of thinking, so thinking must begin: the prompt opens it.
             text, inside = f"{text}{THINK_BEGIN}\n", True
-        prompt = tuple(self._tokenizer.encode(text, add_special_tokens=not self._begins_special(text)))
+        prompt = tuple(self._tokenizer.encode(text))  # a chat template writes the begin token itself where one belongs
         return PreparedTurn(
             turn=turn,
             prompt=prompt,
@@ -129,11 +129,6 @@ class TurnPreparer:
         if last["role"] != "assistant":
             raise InvalidRequest("continue_final_message needs an assistant message at the end", param="messages")
         return self._tokenizer.render_chat(messages, tools=declared, **arguments) + str(last["content"])
-
-    def _begins_special(self, text: str) -> bool:
-        """The template wrote the begin token itself."""
-        bos = self._tokenizer.bos_token_id
-        return bos is not None and text.startswith(self._tokenizer.decode([bos], skip_special_tokens=False))
 
 
 class Answer:
