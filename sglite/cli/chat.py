@@ -42,7 +42,7 @@ def command(
             return engine.stream(tuple(prompt), sampling)
 
         if sys.stdin.isatty():
-            import readline  # noqa: F401 - input() then has a history and can be edited
+            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport] - gives input() a history
 
             print(f"{engine.model_info.name}. {_HELP}")
         converse(answer, ask=lambda: input("> "), show=_print, system=system)

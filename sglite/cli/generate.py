@@ -42,8 +42,9 @@ def command(
                 print(last.text, end="", flush=True)
             print()
         else:
-            last = engine.generate(ids, sampling, constraint=constraint)
-            print(last.text)
+            whole: RequestOutput = engine.generate(ids, sampling, constraint=constraint)
+            print(whole.text)
+            last = whole
     if constraint is not None and last is not None and last.finish_reason == "length":
         print(f"sglite: the answer is cut at {max_tokens} tokens; raise --max-tokens", file=sys.stderr)
         raise typer.Exit(3)

@@ -385,6 +385,7 @@ def _not_unevaluated(keyword: str, mask: int) -> Callable[[Document, Node], list
 
 def _keys(document: Document, node: Node) -> list[Term]:
     named, patterns, rest = key_nodes(document, node)
+    pattern = ""
     try:
         for pattern in patterns:
             pattern_expression(pattern)

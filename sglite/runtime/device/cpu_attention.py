@@ -246,7 +246,8 @@ class CpuAttention:
         """Keys and values of N rows' slots, each [N, kv_heads, S, head_dim]."""
         found = cache[piece] if isinstance(piece, slice) else cache.index_select(0, piece)
         found = found.view(rows, -1, *found.shape[1:]).transpose(1, 2)
-        return found.split(self._shape.num_kv_heads, dim=1)
+        keys, values = found.split(self._shape.num_kv_heads, dim=1)
+        return keys, values
 
     def _attend(
         self,

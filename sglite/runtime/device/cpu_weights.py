@@ -44,7 +44,8 @@ class PlainWeight:
 
 def can_pack(weight: torch.Tensor) -> bool:
     """oneDNN is there (this is the operator that torch.compile uses for frozen weights) and knows the type here."""
-    return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    onednn = torch.backends.mkldnn
+    return weight.dtype == torch.float32 and onednn.is_available() and bool(onednn.enabled)
 
 
 class OneDnnWeight:

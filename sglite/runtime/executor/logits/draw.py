@@ -46,7 +46,7 @@ class TorchSamplerOps:
         if len(greedy):
             index = _index(greedy, scores)
             tokens[index] = _argmax(scores.index_select(0, index))
-        self._draw_random(scores, batch, random, tokens)
+        self._draw_random(scores, batch, random, tokens)  # pyright: ignore[reportArgumentType] - intp indices
         return tokens, status
 
     def verify(self, tokens: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
