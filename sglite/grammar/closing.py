@@ -17,7 +17,7 @@ from sglite.grammar.matcher import Matcher
 from sglite.grammar.vocab import Vocab
 
 MAX_BYTES = 8_192  # of a way to the end
-_MAX_ROLLOUTS = 48
+_MAX_ROLLOUTS = 16
 _MAX_BRANCHES = 16
 _ATTEMPTS = 6
 
@@ -104,7 +104,8 @@ class _Walk:
         """Legal tokens to go on with, the preferred one first: single bytes where there are any."""
         self._matcher.fill(self._row)
         tokens = self._vocab.tokens
-        legal = [i for i in self._vocab.byte_ids if bitmask.contains(self._row, i)]
+        single = self._vocab.byte_ids
+        legal = single[(self._row[single >> 5] >> (single & 31)) & 1 == 1].tolist()
         if not legal:
             legal = sorted((i for i in bitmask.ids(self._row).tolist() if tokens[i]), key=lambda i: len(tokens[i]))
         preferred = _INSIDE if self._state.in_string else _OUTSIDE

@@ -138,10 +138,11 @@ class GrammarCompiler:
         return heal_token(token_id, inner, self.vocab)
 
     def warm(self) -> None:
-        """Begin to make the tokenizer tables and start the worker, ahead of the first constraint. Returns at once."""
-        self._pool.submit(lambda: self._llguidance)
+        """Begin to make all tables and start the worker, ahead of the first constraint. Returns at once."""
         if self.config.isolate:
             self._pool.submit(self._quick_worker.start)
+        self._pool.submit(lambda: self._llguidance)
+        self._pool.submit(self.vocab.warm)
 
     def close(self) -> None:
         for pool in (self._pool, self._dear_pool):

@@ -67,6 +67,11 @@ class Vocab:
     def forced_texts(self) -> ForcedTexts:
         return ForcedTexts(self)
 
+    def warm(self) -> None:
+        """Make every table now (0.1 s for 49k tokens) and not within a request's first step."""
+        _ = self.stop_mask, self.text_mask, self.plain_mask, self.openers_mask
+        _ = self._sorted, self._by_bytes, self._byte_masks, self.longest, self.byte_ids
+
     @property
     def size(self) -> int:
         return len(self.tokens)
@@ -135,9 +140,9 @@ class Vocab:
         return np.bitwise_or.reduce(masks) if masks else bitmask.empty(self.size)
 
     @cached_property
-    def byte_ids(self) -> tuple[int, ...]:
-        """The ids of the single-byte tokens, by byte."""
-        return tuple(i for byte in range(256) for i in self.with_bytes(bytes([byte]))[:1])
+    def byte_ids(self) -> np.ndarray:
+        """int64[n]: the ids of the single-byte tokens, by byte."""
+        return np.array([i for byte in range(256) for i in self.with_bytes(bytes([byte]))[:1]], dtype=np.int64)
 
     @cached_property
     def plain_mask(self) -> Bitmask:
