@@ -17,11 +17,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
 from sglite.lang.bridge import until_done, wait
+from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot, names_set
 from sglite.lang.nodes import (
     Gen,
     Node,
@@ -30,7 +30,6 @@ from sglite.lang.nodes import (
     ScopeBegin,
     ScopeEnd,
     Select,
-    SeparateReasoning,
     Text,
     flatten,
 )
@@ -41,60 +40,6 @@ from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_
 from sglite.lang.timeline import Timeline
 from sglite.lang.transcript import Mark, Transcript, text_since
 from sglite.protocol import Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a variable holds. `raw`: the text (a list of them for n > 1 or after a join) that `value` was made of."""
-
-    value: Any
-    raw: Any
-    meta: Any = None
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """A variable's binding. `pieces`: its text as it streams in, each with the meta info of its output."""
-
-    future: Future[Outcome] = field(default_factory=Future)
-    pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A row that the client keeps: the request that made it and how many of the transcript's ids it holds."""
-
-    request_id: str
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fork(Node):
-    """Give every child what this state has said up to here."""
-
-    children: tuple[Branch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot(Node):
-    """Complete `future` with the text and the messages up to here."""
-
-    future: Future[tuple[str, list[dict[str, Any]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Concatenate(Node):
-    """Append what the children have said since the fork."""
-
-    children: tuple[Branch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    node: Node
-    step: int
-    slots: dict[str, Slot]
-
 
 # Carried out only together with an operation that needs them: nobody sees text that nobody reads.
 _LAZY = (Text, RoleBegin, RoleEnd, ScopeBegin)
@@ -140,7 +85,7 @@ class Branch:
         """Raises ProgramSyntaxError for what cannot stand here, and the state's error if it has failed."""
         nodes = flatten(node)
         self._scopes.check(nodes)
-        items = [Item(n, self.session.next_step(), {name: Slot() for name in _names(n)}) for n in nodes]
+        items = [Item(n, self.session.next_step(), {name: Slot() for name in names_set(n)}) for n in nodes]
         if self.session.returned.done():
             raise ProgramSyntaxError("the program has ended; nothing can be appended to its state any more")
         if not items:
@@ -484,14 +429,3 @@ class Branch:
         self.fail(RequestAborted(reason))
         if task is not None:
             task.cancel()
-
-
-def _names(node: Node) -> tuple[str, ...]:
-    """The variables that a node sets."""
-    match node:
-        case Gen(name=str(name)) | Select(name=str(name)) | ScopeEnd(name):
-            return (name,)
-        case SeparateReasoning(names=names):
-            return (*names, *(f"{name}_reasoning_content" for name in names))
-        case _:
-            return ()

@@ -16,9 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from sglite.errors import InvalidRequest, ProgramSyntaxError, SgliteError
-from sglite.lang.branch import Branch, Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
+from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
+from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
 from sglite.lang.lower import (
     gen_meta,
     generate_request,

@@ -529,6 +529,9 @@ class TestForks:
                 pass
         assert time.monotonic() - started < 5
         assert caught.value.variable == "x"
+        deadline = time.monotonic() + 2
+        while client.running and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert client.running == 0
 
     def test_a_join_can_keep_failures_in_their_places(self) -> None:

@@ -1,0 +1,76 @@
+"""What a running state works with: operations in its queue, and the slots that they fill."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sglite.lang.nodes import Gen, Node, ScopeEnd, Select, SeparateReasoning
+
+if TYPE_CHECKING:
+    from sglite.lang.branch import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a variable holds. `raw`: the text (a list of them for n > 1 or after a join) that `value` was made of."""
+
+    value: Any
+    raw: Any
+    meta: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A variable's binding. `pieces`: its text as it streams in, each with the meta info of its output."""
+
+    future: Future[Outcome] = field(default_factory=Future)
+    pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A row that the client keeps: the request that made it and how many of the transcript's ids it holds."""
+
+    request_id: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Node):
+    """Give every child what this state has said up to here."""
+
+    children: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Node):
+    """Complete `future` with the text and the messages up to here."""
+
+    future: Future[tuple[str, list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate(Node):
+    """Append what the children have said since the fork."""
+
+    children: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    node: Node
+    step: int
+    slots: dict[str, Slot]
+
+
+def names_set(node: Node) -> tuple[str, ...]:
+    """The variables that a node sets."""
+    match node:
+        case Gen(name=str(name)) | Select(name=str(name)) | ScopeEnd(name):
+            return (name,)
+        case SeparateReasoning(names=names):
+            return (*names, *(f"{name}_reasoning_content" for name in names))
+        case _:
+            return ()
