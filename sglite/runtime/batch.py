@@ -90,7 +90,7 @@ class Batch:
     num_logits: IntArray  # [N] 0 (a prefill chunk that is not the last) .. num_new
     samples: BoolArray  # [N] draw one token at the last position (needs num_logits >= 1)
     num_drafts: IntArray  # [N] the last d of the new tokens are drafts to verify (num_logits = d + 1 then)
-    output_index: IntArray  # [N] which output token of the row the draw is: k in (seed, k)
+    output_index: IntArray  # [N] k in (seed, k): which output token the row's first draw is (drafts: k, k + 1, ...)
     mask_slots: IntArray  # [sum(num_logits)] row of the bitmask buffer for each logits position, or NO_MASK
     logprob_rows: IntArray  # indices into the batch of rows that want logprobs at their logits positions
     target_ids: dict[int, IntArray] = field(default_factory=dict)
