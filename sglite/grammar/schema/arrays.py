@@ -32,7 +32,7 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
         if _count_states(case) <= MAX_COUNT_STATES:
             _counted(emitter, rule, case)
             return
-        emitter.on_gap(Gap(ARRAY, -1, "", "contains", "counting the matching items needs too many states"))
+        emitter.leave_out(case, "contains", "counting the matching items needs too many states")
     _plain(emitter, rule, case)
 
 

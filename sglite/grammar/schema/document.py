@@ -108,6 +108,12 @@ class Document:
             value, parent.pointer + "".join("/" + escape(step) for step in path), parent.base, parent.draft
         )
 
+    def without(self, node: Node, keyword: str) -> int:
+        """A node that says all that `node` does but for one keyword."""
+        value = {k: v for k, v in node.keywords.items() if k != keyword}
+        self._pinned.append(value)
+        return self._intern(value, node.pointer, node.base, node.draft)
+
     def synthetic(self, value: Json, near: Node) -> int:
         """A node that does not stand in the document but acts for the keyword at `near`."""
         if isinstance(value, dict):

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from sglite.grammar.schema import arrays, objects
 from sglite.grammar.schema.cases import (
+    ALL_TYPES,
     ARRAY,
     BOOLEAN,
     FRACTION,
@@ -20,6 +21,7 @@ from sglite.grammar.schema.cases import (
     Conjunction,
     Gap,
 )
+from sglite.grammar.schema.emptiness import has_no_match
 from sglite.grammar.schema.expand import Expander
 from sglite.grammar.schema.grammar import Grammar, Json, Rule, Sequence, Symbol, Terminal
 from sglite.grammar.schema.numbers import (
@@ -29,11 +31,12 @@ from sglite.grammar.schema.numbers import (
     multiple_expression,
     number_expression,
 )
-from sglite.grammar.schema.strings import ANY_STRING, join, literal, meet, one_of, quoted, string_parts
+from sglite.grammar.schema.strings import literal, meet, one_of, quoted, string_parts
 from sglite.grammar.schema.values import Json as JsonValue
 from sglite.grammar.schema.values import encodable, identity, is_integral, is_number, number_spellings, string_text
 from sglite.protocol import Whitespace
 
+EMPTINESS_STEPS = 20  # what asking the engine costs, in steps of the expander
 MAX_EXACT_INTEGER = 2**53  # llguidance reads bounds beside multipleOf as doubles
 
 
@@ -103,9 +106,21 @@ class Emitter:
         if case.types & OBJECT:
             objects.emit_object(self, rule, case)
 
+    def leave_out(self, case: Case, keyword: str, reason: str) -> None:
+        """Tell of a rule of `case` that the grammar does not hold; the first node of the case with the keyword is blamed."""
+        for literal in sorted(case.done, key=abs):
+            node = self.expander.document.node(max(literal, ~literal))
+            if keyword in node.keywords:
+                self.on_gap(Gap(ALL_TYPES, node.id, f"{node.pointer}/{keyword}", keyword, reason))
+                return
+        self.on_gap(Gap(ALL_TYPES, -1, "", keyword, reason))
+
     def is_empty(self, parts: list[str]) -> bool:
         """Whether the expressions (as strings.string_parts gives them) have no string in common."""
-        return len(parts) > 1 and is_empty_expression(meet(parts))
+        if len(parts) < 2:
+            return False
+        self.expander.spend(EMPTINESS_STEPS)
+        return has_no_match(meet(parts))
 
     def _finite(self, rule: Rule, values: tuple[JsonValue, ...]) -> None:
         usable = [value for value in values if encodable(value)]
@@ -180,9 +195,7 @@ class Emitter:
         if own is not None:
             self.grammar.add(rule, Terminal(meet([own, expression])))
         elif not self._delegate_multiple(rule, plain, divisor, only_integers):
-            self.on_gap(
-                Gap(NUMBER, -1, "", "multipleOf", f"multiples of {divisor} within these bounds have no grammar here")
-            )
+            self.leave_out(case, "multipleOf", f"multiples of {divisor:f} have no grammar here")
             self.grammar.add(rule, Terminal(expression))
 
     def _delegate_multiple(self, rule: Rule, case: Case, divisor: Decimal, integers: bool) -> bool:
@@ -205,13 +218,3 @@ class Emitter:
 
 def _scalar_text(value: JsonValue) -> str:
     return string_text(value) if isinstance(value, str) else json.dumps(value)
-
-
-def is_empty_expression(expression: str) -> bool:
-    """Asks the engine: a terminal without a match has no first byte."""
-    from sglite.grammar.schema.emptiness import has_no_match
-
-    return has_no_match(expression)
-
-
-__all__ = ["ANY_STRING", "Emitter", "join"]

@@ -25,6 +25,10 @@ _BARE = Case()
 Path = tuple[Literal, int, "Path"] | None
 
 
+class TooMuchWork(Exception):
+    """Normalising the schema takes more steps than the limit."""
+
+
 class IllFounded(Exception):
     """A node that is defined by its own negation or in another way that no value decides."""
 
@@ -52,14 +56,20 @@ class _State:
 
 
 class Expander:
-    """`cases` is memoised; `loose` names keywords that are taken to say nothing (on_unsupported="validate")."""
+    """`cases` is memoised. `coarse`: oneOf is taken as anyOf and negations say nothing, for a schema that is too
+    entangled otherwise; what is left out then shows in `terms.coarsened`."""
 
-    def __init__(self, document: Document, *, max_cases: int, max_states: int = 5000) -> None:
+    def __init__(
+        self, document: Document, *, max_cases: int, max_steps: int, max_states: int = 5000, coarse: bool = False
+    ) -> None:
         self.document = document
         self.evaluator = Evaluator(document)
         self.max_cases = max_cases
         self.max_states = max_states
-        self.terms = Terms(document, self.are_disjoint)
+        self.max_steps = max_steps
+        self.steps = 0
+        self.terms = Terms(document, self.are_disjoint, coarse=coarse)
+        self.terms.all_disjoint = self._all_disjoint
         self._memo: dict[Conjunction, list[Case] | TooManyCases] = {}
         self._hopeless: dict[Conjunction, bool] = {}
         self._canonical: dict[Conjunction, Conjunction] = {}
@@ -126,19 +136,28 @@ class Expander:
         self._hopeless[literals] = verdict
         return verdict
 
-    def are_disjoint(self, one: int, other: int) -> bool:
-        """Proven: no value satisfies both nodes."""
-        first, second = self._signature(one), self._signature(other)
+    def are_disjoint(self, one: int, other: int, beside: Conjunction) -> bool:
+        """Proven: no value satisfies both nodes and `beside`."""
+        first, second = self._signature((*beside, one)), self._signature((*beside, other))
         if first is not None and second is not None and _signatures_clash(first, second):
             return True
-        return self.is_hopeless((one, other))
+        return self.is_hopeless((*beside, one, other))
 
-    def _signature(self, node_id: int) -> tuple[int, dict[str, frozenset[object]]] | None:
-        """The types of a node's values and, per required key, the finite set of what it may be."""
-        if self.canonical((node_id,)) in self._running:
+    def _all_disjoint(self, nodes: list[int], beside: Conjunction) -> bool:
+        """Proven at one look: a key that all of them require has another value in each."""
+        signatures = [self._signature((*beside, node_id)) for node_id in nodes]
+        if any(s is None or s[0] != OBJECT for s in signatures):
+            return False
+        tags = [s[1] for s in signatures if s is not None]
+        common = set(tags[0]).intersection(*tags[1:]) if tags else set()
+        return any(sum(len(t[n]) for t in tags) == len(frozenset().union(*(t[n] for t in tags))) for n in common)
+
+    def _signature(self, literals: Conjunction) -> tuple[int, dict[str, frozenset[object]]] | None:
+        """The types of a conjunction's values and, per required key, the finite set of what it may be."""
+        if self.canonical(literals) in self._running:
             return None
         try:
-            cases = self.cases((node_id,))
+            cases = self.cases(literals)
         except TooManyCases:
             return None
         types = 0
@@ -165,7 +184,7 @@ class Expander:
 
     def _expand(self, literals: Conjunction) -> list[Case]:
         done: list[Case] = []
-        pending = [(literal, (i,), None) for i, literal in enumerate(literals)]
+        pending: list[tuple[Literal, Rank, Path]] = [(literal, (i,), None) for i, literal in enumerate(literals)]
         stack = [_State(Case(), pending)]
         steps = 0
         while stack:
@@ -183,8 +202,15 @@ class Expander:
                 raise TooManyCases(blame or Choice((), 0, "", ""))
         return _without_copies(done)
 
+    def spend(self, steps: int) -> None:
+        """Raises TooMuchWork."""
+        self.steps += steps
+        if self.steps > self.max_steps:
+            raise TooMuchWork
+
     def _settle(self, state: _State) -> bool:
         """Work off what needs no choice. False: the case holds no value."""
+        self.spend(1)
         case = state.case
         while state.pending:
             literal, rank, path = state.pending.pop()

@@ -147,11 +147,12 @@ class _Writer:
             rules[number] = f"{name}: {' | '.join(options)}"
         first = f"start: r{start.number}"
         if len(rules) > PIECE:
-            plain = [n for n in anchors(uses, start.number) if not self.rules[n].parametric]
-            if depth(uses, [*plain, start.number]) > MAX_DEPTH:
+            pieces = anchors(uses, start.number)
+            if depth(uses, [*pieces, start.number]) > MAX_DEPTH:
                 raise GrammarTooLarge("the schema's rules are nested too deep in each other")
-            if plain:
-                first = f"start: {NO_MATCH} {' '.join(f'r{n}' for n in plain)} | r{start.number}"
+            if pieces:
+                names = (f"r{n}::0x0" if self.rules[n].parametric else f"r{n}" for n in pieces)
+                first = f"start: {NO_MATCH} {' '.join(names)} | r{start.number}"
         terminals = [f"{name}: {expression}" for expression, name in self.terminals.items()]
         return "\n".join([first, *rules.values(), *terminals]) + "\n"
 

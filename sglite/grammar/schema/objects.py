@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
-from sglite.errors import GrammarTooLarge
 from sglite.grammar.schema.cases import Case, Conjunction, SomeKey
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.pattern_text import found_in, pattern_expression
 from sglite.grammar.schema.presence import Formula, assign, names_in
 from sglite.grammar.schema.strings import ANY_STRING, join, meet, one_of, string_parts
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 OPEN, CLOSE = Terminal('"{"'), Terminal('"}"')
 MAX_CLASSES = 64
 MAX_SOME_KEYS = 4
-MAX_STATES = 20_000
+MAX_STATES = 4000
+MAX_COUNTED = 1000  # states with a count each; beyond, the count is a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class _State:
 
 def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
     if len(case.some_keys) > MAX_SOME_KEYS:
-        raise GrammarTooLarge(f"an object must not satisfy more than {MAX_SOME_KEYS} rules about all of its keys")
+        emitter.leave_out(case, "not", f"more than {MAX_SOME_KEYS} rules that some key must break")
+        case = case.copy()
+        case.some_keys = ()
     names = key_order(case)
     named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
     named = [key for key in named if key is not None]
@@ -69,8 +72,20 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
     counting = case.max_keys is not None or case.min_keys > len(case.required)
     if presence is True and not counting and not case.some_keys:
         _emit_free(emitter, rule, named, case.required, classes)
+    elif presence is True and not case.some_keys and len(named) * _cap(case) > MAX_COUNTED:
+        _emit_counted(emitter, rule, case, named, classes)
     else:
-        emitter.grammar.add(rule, OPEN, _Automaton(emitter, case, named, classes).start(presence))
+        start = _Automaton(emitter, case, named, classes).start(presence)
+        if start is not None:
+            emitter.grammar.add(rule, OPEN, start)
+            return
+        emitter.leave_out(case, "required", "its keys depend on each other in too many ways")
+        _emit_free(emitter, rule, named, case.required, classes)
+
+
+def _cap(case: Case) -> int:
+    """Counts of keys from here on are all the same."""
+    return case.min_keys if case.max_keys is None else case.max_keys + 1
 
 
 def key_order(case: Case) -> list[str]:
@@ -101,7 +116,10 @@ def _is_witness_name(emitter: Emitter, rule: SomeKey, name: str) -> bool:
 
 
 def _name_holds(emitter: Emitter, literal: int, name: str) -> bool:
-    return emitter.expander.evaluator.is_valid(max(literal, ~literal), name) == (literal >= 0)
+    try:
+        return emitter.expander.evaluator.is_valid(max(literal, ~literal), name) == (literal >= 0)
+    except PatternError:
+        return True  # a gap, told of where the names' own rules are built
 
 
 # --- unnamed keys
@@ -114,7 +132,11 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> list[KeyClass]:
     outside = [f"~{one_of(sorted(n for n in names if encodable(n)))}"] if names else []
     by_rule: dict[Conjunction, list[str]] = {}
     for base in bases:
-        for matched, parts in _partition(emitter, patterns, [*base, *outside]):
+        partition = _partition(emitter, patterns, [*base, *outside])
+        if partition is None:
+            emitter.leave_out(case, "patternProperties", f"its patterns overlap in more than {MAX_CLASSES} ways")
+            return [KeyClass(meet([*base, *outside]), ())]
+        for matched, parts in partition:
             literals = _class_literals(case, matched)
             if not (literals and emitter.expander.is_hopeless(literals)):
                 by_rule.setdefault(literals, []).append(meet(parts))
@@ -165,8 +187,8 @@ def _names_of(emitter: Emitter, literals: Conjunction) -> list[list[str]]:
     return bases
 
 
-def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[tuple[frozenset[str], list[str]]]:
-    """The key texts of `base` by the set of patterns that they match."""
+def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[tuple[frozenset[str], list[str]]] | None:
+    """The key texts of `base` by the set of patterns that they match; None where there are too many such sets."""
     classes: list[tuple[frozenset[str], list[str]]] = [(frozenset(), base)]
     for pattern in patterns:
         expression = pattern_expression(pattern)
@@ -178,7 +200,7 @@ def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[t
                     split.append(side)
         classes = split
         if len(classes) > MAX_CLASSES:
-            raise GrammarTooLarge(f"patternProperties that overlap in more than {MAX_CLASSES} ways")
+            return None
     return classes
 
 
@@ -199,7 +221,7 @@ def _witness_classes(
     found = []
     for base in bases:
         for name in _names_of(emitter, tuple(names)) if names else [[]]:
-            for matched, parts in _partition(emitter, patterns, [*base, *name, *outside, *narrow]):
+            for matched, parts in _partition(emitter, patterns, [*base, *name, *outside, *narrow]) or ():
                 literals = tuple(dict.fromkeys((*_class_literals(case, matched), *values)))
                 if not emitter.is_empty(parts) and not emitter.expander.is_hopeless(literals):
                     found.append(KeyClass(meet(parts), literals, group))
@@ -260,6 +282,30 @@ def _any_of(emitter: Emitter, classes: list[KeyClass], *, first: bool) -> Rule:
     return rule
 
 
+def _emit_counted(emitter: Emitter, rule: Rule, case: Case, named: list[NamedKey], classes: list[KeyClass]) -> None:
+    """Independent keys, counted in the parameter of the rules: for counts that are too large to spell out."""
+    grammar = emitter.grammar
+    bits = f"[0:{_cap(case).bit_length() + 1}]"
+    more = f"incr({bits})"
+    room = "" if case.max_keys is None else f"lt({bits},{case.max_keys})"
+    enough = f"ge({bits},{case.min_keys})" if case.min_keys else ""
+    begin, going = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
+    grammar.add(rule, OPEN, Rule(begin.number, "0x0"))
+    for key in named:
+        value = emitter.value(key.literals)
+        after, skipped = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
+        grammar.add(begin, emitter.key(key.name, first=True), value, Rule(after.number, more), condition=room)
+        grammar.add(going, emitter.key(key.name, first=False), value, Rule(after.number, more), condition=room)
+        if key.name not in case.required:
+            grammar.add(begin, Rule(skipped.number, "_"))
+            grammar.add(going, Rule(after.number, "_"))
+        begin, going = skipped, after
+    for end, first in ((begin, True), (going, False)):
+        grammar.add(end, CLOSE, condition=enough)
+        if classes:
+            grammar.add(end, _any_of(emitter, classes, first=first), Rule(going.number, more), condition=room)
+
+
 # --- the automaton
 
 
@@ -274,9 +320,12 @@ class _Automaton:
         self.rules: dict[_State, Rule] = {}
         self.queue: list[_State] = []
 
-    def start(self, presence: Formula) -> Rule:
+    def start(self, presence: Formula) -> Rule | None:
+        """None where it would have more than MAX_STATES states."""
         rule = self.rule(_State(0, True, 0, frozenset(), presence))
         while self.queue:
+            if len(self.rules) > MAX_STATES:
+                return None
             state = self.queue.pop()
             if state.index < len(self.named):
                 self.named_key(self.rules[state], state)
@@ -287,16 +336,12 @@ class _Automaton:
     def rule(self, state: _State) -> Rule:
         found = self.rules.get(state)
         if found is None:
-            if len(self.rules) >= MAX_STATES:
-                raise GrammarTooLarge("an object's rules about which keys are there need too many states")
             found = self.rules[state] = self.emitter.grammar.new_rule()
             self.queue.append(state)
         return found
 
     def counted(self, count: int) -> int:
-        if not self.counting:
-            return 0
-        return min(count, self.case.min_keys if self.case.max_keys is None else self.case.max_keys + 1)
+        return min(count, _cap(self.case)) if self.counting else 0
 
     def is_full(self, count: int) -> bool:
         return self.case.max_keys is not None and count >= self.case.max_keys

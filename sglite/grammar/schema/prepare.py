@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglite.errors import GrammarTooLarge, InvalidGrammar, SgliteError, UnsupportedSchema
+from sglite.errors import GrammarTooLarge, SgliteError, UnsupportedSchema
 from sglite.grammar.schema.cases import Gap
 from sglite.grammar.schema.coverage import report
 from sglite.grammar.schema.document import Document
 from sglite.grammar.schema.emit import Emitter
 from sglite.grammar.schema.evaluate import Evaluator
-from sglite.grammar.schema.expand import Expander, IllFounded, TooManyCases
+from sglite.grammar.schema.expand import Expander, IllFounded, TooManyCases, TooMuchWork
 from sglite.grammar.schema.grammar import Grammar
 from sglite.grammar.schema.order import KeyOrder
 from sglite.grammar.schema.pattern import PatternError
@@ -30,8 +30,8 @@ def prepare(
 ) -> PreparedSchema:
     """A schema's JSON text as a grammar.
 
-    Raises InvalidGrammar (not a schema, or no value satisfies it), UnsupportedSchema (on_unsupported="error"
-    and a keyword that cannot be enforced, with its pointer) or GrammarTooLarge.
+    Raises InvalidGrammar (not a schema), UnsupportedSchema (on_unsupported="error" and a keyword that cannot be
+    enforced, with its pointer; or no value satisfies the schema) or GrammarTooLarge.
     """
     limits = limits or SchemaLimits()
     document = Document(parse_schema_text(source, limits))
@@ -51,10 +51,32 @@ class _Builder:
         self.limits = limits
         self.whitespace: Whitespace = whitespace
         self.strict = strict
-        self.expander = Expander(document, max_cases=limits.max_branches)
+        self.expander = self._new_expander()
         self.gaps: dict[tuple[str, str], Gap] = {}
 
+    def _new_expander(self, *, coarse: bool = False) -> Expander:
+        limits = self.limits
+        return Expander(self.document, max_cases=limits.max_branches, max_steps=limits.max_steps, coarse=coarse)
+
     def build(self) -> str:
+        """Raises what `prepare` does."""
+        try:
+            return self._build()
+        except (TooMuchWork, GrammarTooLarge) as error:
+            if self.strict:
+                reason = f"normalising the schema takes more than {self.limits.max_steps} steps"
+                raise error if isinstance(error, GrammarTooLarge) else GrammarTooLarge(reason) from None
+        self.expander = self._new_expander(coarse=True)
+        try:
+            lark = self._build()
+        except TooMuchWork:
+            reason = f"normalising the schema takes more than {self.limits.max_steps} steps, even without oneOf and not"
+            raise GrammarTooLarge(reason) from None
+        for (node_id, keyword), pointer in self.expander.terms.coarsened.items():
+            self._on_gap(Gap(0, node_id, pointer, keyword, "the schema is too entangled to enforce it exactly"))
+        return lark
+
+    def _build(self) -> str:
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self._attempt()
@@ -76,8 +98,12 @@ class _Builder:
                 "it refers to itself without a value between", pointer=pointer, keyword="$ref"
             ) from None
         if lark is None:
-            raise InvalidGrammar("no value satisfies the schema")
+            raise UnsupportedSchema("no value satisfies the schema", pointer="", keyword=self._first_keyword())
         return lark
+
+    def _first_keyword(self) -> str:
+        value = self.document.node(self.document.root).value
+        return "false" if isinstance(value, bool) else next(iter(value), "false")
 
     def _on_gap(self, gap: Gap) -> None:
         if self.strict:

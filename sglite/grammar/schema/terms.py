@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglite.grammar.schema.cases import ALL_TYPES, OBJECT, Case, Literal, Rank
+from sglite.grammar.schema.cases import ALL_TYPES, OBJECT, Case, Conjunction, Literal, Rank
 from sglite.grammar.schema.document import Document, Node
 from sglite.grammar.schema.evaluate import as_list
 from sglite.grammar.schema.keywords import (
@@ -38,12 +38,19 @@ _ADJUNCT = frozenset({"then", "else", "minContains", "maxContains", "additionalI
 SAYS_SOMETHING = frozenset(ASSERTED) | KEY_KEYWORDS | COMBINING | _DEPENDENT | _ADJUNCT
 
 
-class Terms:
-    """`of` is memoised. `are_disjoint` proves that two nodes share no value."""
+# Whether two nodes provably share no value that satisfies the conjunction, too.
+Disjoint = Callable[[int, int, Conjunction], bool]
 
-    def __init__(self, document: Document, are_disjoint: Callable[[int, int], bool]) -> None:
+
+class Terms:
+    """`of` is memoised. `coarse`: see Expander."""
+
+    def __init__(self, document: Document, are_disjoint: Disjoint, *, coarse: bool = False) -> None:
+        self.coarse = coarse
+        self.coarsened: dict[tuple[int, str], str] = {}  # (node, keyword) -> its pointer
         self.document = document
         self.are_disjoint = are_disjoint
+        self.all_disjoint: Callable[[list[int], Conjunction], bool] = lambda nodes, beside: False
         self.loose: set[tuple[int, str]] = set()
         self.touched: set[int] = set()  # nodes that some conjunction looked into
         self._keywords: dict[int, dict[str, object]] = {}
@@ -101,6 +108,8 @@ class Terms:
         whole = self.presence_of(node_id)
         if whole is not None:
             return (_presence_step(negate(whole[0]), not whole[1]),)
+        if self.coarse:
+            return ()
         options: list[Option] = []
         for keyword in self.keywords(node):
             if (node_id, keyword) in self.loose:
@@ -142,7 +151,7 @@ class Terms:
                 (Holds(a), Holds(b))
                 for i, a in enumerate(branches)
                 for b in branches[:i]
-                if not self.are_disjoint(a, b)
+                if not self.are_disjoint(a, b, ())
             ]
             return [none, *twice]
         if keyword == "if":
@@ -157,6 +166,8 @@ class Terms:
         if keyword == "allOf":
             return self.children(node, keyword)
         if keyword == "not":
+            if self.coarse and self.presence_of(self.document.child(node, "not")) is None:
+                self._coarsen(node, "not")
             return [~self.document.child(node, "not")]
         return [self.document.target(node, keyword)]
 
@@ -169,21 +180,32 @@ class Terms:
             test, then, other = self._conditional(node)
             if then is None and other is None:
                 return [()]
+            if self.coarse:
+                self._coarsen(node, "if")
             holds: Option = (Holds(test),) if then is None else (Holds(test), Holds(then))
             fails: Option = (Holds(~test),) if other is None else (Holds(~test), Holds(other))
             return [holds, fails]
         return []
 
     def _one_of(self, node: Node) -> list[Option]:
-        """Each branch without what it shares with another one; branches proven disjoint share nothing."""
+        """Each branch without what it shares with another one, given what stands beside the oneOf."""
         branches = self.children(node, "oneOf")
+        if self.coarse:
+            self._coarsen(node, "oneOf")
+            return [(Holds(branch),) for branch in branches]
+        beside = (self.document.without(node, "oneOf"),)
+        if self.all_disjoint(branches, beside):
+            return [(Holds(branch),) for branch in branches]
         shared: list[list[int]] = [[] for _ in branches]
         for i, one in enumerate(branches):
             for j in range(i):
-                if not self.are_disjoint(one, branches[j]):
+                if not self.are_disjoint(one, branches[j], beside):
                     shared[i].append(branches[j])
                     shared[j].append(one)
         return [(Holds(branch), *(Holds(~other) for other in shared[i])) for i, branch in enumerate(branches)]
+
+    def _coarsen(self, node: Node, keyword: str) -> None:
+        self.coarsened[node.id, keyword] = f"{node.pointer}/{keyword}"
 
     def _conditional(self, node: Node) -> tuple[Literal, Literal | None, Literal | None]:
         then, other = (

@@ -27,6 +27,7 @@ class SchemaLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_number_digits: int = 400  # of one number in the schema
     max_rules: int = 100_000  # of the grammar that comes out
     max_branches: int = 256  # alternatives that one value may fall into
+    max_steps: int = 20_000  # of normalising; about 50 microseconds each
 
 
 class ResidualTracker(Protocol):
