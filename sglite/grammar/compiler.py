@@ -202,7 +202,7 @@ class GrammarCompiler:
             if dear:
                 raise GrammarTimeout(f"the constraint takes over {seconds:g} s to compile")
             return None
-        if answer.has_residual or not answer.coverage.exact:
+        if answer.has_residual or not answer.coverage.exact or answer.coverage.engine != LLGuidanceEngine.name:
             return route.plan(spec)  # trackers and validators do not travel; the worker has shown that this is cheap
         return route.Plan.exact(answer.grammar, answer.coverage, answer.reach)
 
@@ -223,7 +223,8 @@ class GrammarCompiler:
 
     @cached_property
     def _llguidance_engine(self) -> LLGuidanceEngine:
-        return LLGuidanceEngine(self.vocab)
+        threads = self.config.fill_threads
+        return LLGuidanceEngine(self.vocab, parallel=2 * threads if threads > 1 else 1)
 
     @property
     def _llguidance(self) -> LLGuidanceEngine:
@@ -246,8 +247,10 @@ class GrammarCompiler:
 def _may_be_dear(spec: GrammarSpec) -> bool:
     """What is planned in the worker: every schema, and what is long for llguidance. xgrammar's compile is kept cheap by
     the check of its rules."""
-    if spec.kind in ("json_object", "ebnf", "structural_tag"):
+    if spec.kind in ("json_object", "ebnf"):
         return False
+    if spec.kind == "structural_tag":
+        return "json_schema" in spec.source
     if spec.kind == "regex" and regex_size(spec.source).expanded > _LONG_SOURCE:
         return True
     return spec.kind == "json_schema" or len(spec.source) > _LONG_SOURCE

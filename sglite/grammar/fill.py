@@ -46,9 +46,12 @@ class BatchFiller:
                 plain.append((i, matcher, row))
             else:
                 layered.append((i, _peel(matcher), row))
-        native = [(matcher.native, row) for _, matcher, row in plain]
-        native += [(chain[-1].native, row) for _, chain, row in layered if type(chain[-1]) is LLGuidanceMatcher]
-        if native:
+        bases = [(matcher, row) for _, matcher, row in plain]
+        bases += [(chain[-1], row) for _, chain, row in layered if type(chain[-1]) is LLGuidanceMatcher]
+        if bases:
+            # Each thread takes a run of neighbours: those that share a lock should be in one.
+            bases.sort(key=lambda base: base[0].lock_group)
+            native = [(matcher.native, row) for matcher, row in bases]
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
         failures: dict[int, Exception] = {}

@@ -5,13 +5,17 @@ Facts of 1.9.1 that this file rests on (tests/grammar/engines/test_llguidance.py
   ids alone: every fill is followed by a look at the error flag.
 - `try_consume_tokens` stops before an illegal token and leaves the matcher usable; `consume_token` does not.
 - It takes no stop id once nothing else may follow, so stop ids are counted here and never shown to it.
-- `deep_copy` copies the lexer's automaton too: a copy of a warmed matcher is warm, and copies share no lock.
+- `deep_copy` copies the lexer's automaton too: a copy of a warmed matcher is warm. But all copies of one matcher share
+  a lock that each holds while it computes a mask: masks of copies of one template are made one after another, however
+  many threads there are. Hence several templates (`Templates`), and fills sorted by template.
 - Where bytes are forced, the mask allows the canonical token only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -46,10 +50,11 @@ _SLICES = [r"[\x20\x0A\x0D\x09]+", *(_TEXT + f"{{1,{n}}}" for n in (2, 4, 6, 8, 
 class LLGuidanceMatcher:
     """See `sglite.grammar.matcher.Matcher`."""
 
-    __slots__ = ("_num_stops", "_num_tokens", "_vocab", "native")
+    __slots__ = ("_num_stops", "_num_tokens", "_vocab", "lock_group", "native")
 
-    def __init__(self, native: llguidance.LLMatcher, vocab: Vocab) -> None:
+    def __init__(self, native: llguidance.LLMatcher, vocab: Vocab, lock_group: int = 0) -> None:
         self.native = native
+        self.lock_group = lock_group  # those of one group fill one after another
         self._vocab = vocab
         self._num_tokens = 0  # taken by native
         self._num_stops = 0  # stop ids accepted after them
@@ -80,7 +85,7 @@ class LLGuidanceMatcher:
             self._num_tokens -= num_tokens - stops
 
     def fork(self) -> LLGuidanceMatcher:
-        twin = LLGuidanceMatcher(self.native.deep_copy(), self._vocab)
+        twin = LLGuidanceMatcher(self.native.deep_copy(), self._vocab, self.lock_group)
         twin._num_tokens, twin._num_stops = self._num_tokens, self._num_stops
         return twin
 
@@ -119,25 +124,87 @@ class LLGuidanceMatcher:
         return self._num_stops > 0 or (self.native.is_stopped() and not self.native.is_error())
 
 
+class Templates:
+    """Matchers at the start of one grammar, never advanced; the matchers of requests are copies of them, in turn.
+
+    There are as many as fill in parallel, made one by one as matchers are asked for (2 ms each for a typical grammar),
+    as long as one is cheap and the engine's `spare` ones last; they are given back with the grammar.
+    """
+
+    def __init__(
+        self, first: llguidance.LLMatcher, make: Callable[[], llguidance.LLMatcher], *, most: int, spare: Spare
+    ) -> None:
+        self._all = [first]
+        self._make = make
+        self._most = most
+        self._spare = spare
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._spare.give(len(self._all) - 1)
+
+    def copy(self) -> tuple[llguidance.LLMatcher, int]:
+        """A matcher at the start, and which lock it shares."""
+        with self._lock:
+            place, self._next = self._next, (self._next + 1) % self._most
+            if place >= len(self._all):
+                if self._most > 1 and self._spare.take():
+                    self._all.append(self._make())
+                else:
+                    place %= len(self._all)
+            template = self._all[place]
+            return template.deep_copy(), id(template)
+
+
+class Spare:
+    """How many templates beyond the first of each grammar an engine may still make."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        with self._lock:
+            if not self._left:
+                return False
+            self._left -= 1
+            return True
+
+    def give(self, count: int) -> None:
+        with self._lock:
+            self._left += count
+
+
 @dataclass(frozen=True, slots=True)
 class LLGuidanceGrammar:
-    """What is shared by all completions under one constraint; immutable."""
+    """What is shared by all completions under one constraint."""
 
     spec: GrammarSpec
     nbytes: int
-    template: llguidance.LLMatcher = field(repr=False)  # warmed, at the start; never advanced
+    templates: Templates = field(repr=False)
     vocab: Vocab = field(repr=False)
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self.template.deep_copy(), self.vocab)
+        native, lock_group = self.templates.copy()
+        return LLGuidanceMatcher(native, self.vocab, lock_group)
+
+
+_SPARE_TEMPLATES = 512  # about 0.3 MB each
+_CHEAP_TEMPLATE_S = 0.005
 
 
 class LLGuidanceEngine:
-    """Makes grammars for one vocabulary. Making its tables takes 0.2 s for 49k tokens, 0.7 s for 152k."""
+    """Makes grammars for one vocabulary. Making its tables takes 0.2 s for 49k tokens, 0.7 s for 152k.
 
-    def __init__(self, vocab: Vocab, limits: llguidance.LLParserLimits = LIMITS) -> None:
+    `parallel`: how many threads fill the masks of one grammar's matchers.
+    """
+
+    def __init__(self, vocab: Vocab, limits: llguidance.LLParserLimits = LIMITS, *, parallel: int = 1) -> None:
         self.vocab = vocab
         self._limits = limits
+        self._parallel = parallel
+        self._spare = Spare(_SPARE_TEMPLATES)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_TokenTable(vocab)),
             n_vocab=vocab.size,
@@ -150,10 +217,17 @@ class LLGuidanceEngine:
 
         Raises InvalidGrammar or GrammarTooLarge.
         """
-        template = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        _check(template)
-        self._try_first_token(template)
-        return LLGuidanceGrammar(spec=spec, nbytes=_estimate_nbytes(grammar), template=template, vocab=self.vocab)
+
+        def make() -> llguidance.LLMatcher:
+            return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+
+        began = time.thread_time()
+        first = make()
+        cheap = time.thread_time() - began < _CHEAP_TEMPLATE_S
+        _check(first)
+        self._try_first_token(first)
+        templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
+        return LLGuidanceGrammar(spec=spec, nbytes=_estimate_nbytes(grammar), templates=templates, vocab=self.vocab)
 
     def _try_first_token(self, template: llguidance.LLMatcher) -> None:
         """Make the first mask, and take the first and the last token that it allows.

@@ -1,0 +1,57 @@
+"""Matchers of one grammar come from several templates, so that their masks are made in parallel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglite.grammar import bitmask
+from sglite.grammar.engines import route
+from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGrammar, Spare, Templates
+from sglite.grammar.fill import BatchFiller
+from sglite.grammar.spec import json_schema
+from sglite.grammar.vocab import Vocab
+
+SPEC = json_schema({"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3})
+
+
+def grammar(parallel: int) -> LLGuidanceGrammar:
+    return LLGuidanceEngine(Vocab.of_bytes(), parallel=parallel).compile(SPEC, route.plan(SPEC).grammar)
+
+
+def test_as_many_lock_groups_as_fill_in_parallel() -> None:
+    shared = grammar(4)
+    groups = [shared.matcher().lock_group for _ in range(12)]
+    assert len(set(groups)) == 4
+    assert groups[:4] == groups[4:8] == groups[8:]
+    alone = grammar(1)
+    assert len({alone.matcher().lock_group for _ in range(5)}) == 1
+
+
+def test_a_fork_shares_the_lock_of_its_origin() -> None:
+    matcher = grammar(4).matcher()
+    assert matcher.fork().lock_group == matcher.lock_group
+
+
+def test_rows_get_their_own_mask_whatever_their_group() -> None:
+    shared = grammar(4)
+    matchers = [shared.matcher() for _ in range(9)]
+    for i, matcher in enumerate(matchers):
+        matcher.accept(list(b'["abc'[: i % 6]))
+    vocab = shared.vocab
+    together = np.zeros((9, bitmask.words(vocab.size)), np.int32)
+    rows = [8, 2, 5, 0, 1, 3, 7, 6, 4]
+    assert BatchFiller(2).fill(matchers, rows, together) == {}
+    alone = bitmask.empty(vocab.size)
+    for matcher, row in zip(matchers, rows, strict=True):
+        matcher.fill(alone)
+        assert np.array_equal(together[row], alone)
+
+
+def test_spare_templates_are_bounded_and_given_back() -> None:
+    spare = Spare(1)
+    first = grammar(1).matcher().native
+    made = Templates(first, first.deep_copy, most=8, spare=spare)
+    assert len({made.copy()[1] for _ in range(16)}) == 2
+    assert not spare.take()
+    del made
+    assert spare.take()
