@@ -92,7 +92,8 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         # Again and again: one that falls into a finaliser or a callback is swallowed there.
         signal.setitimer(signal.ITIMER_VIRTUAL, job.cpu_seconds, _TIMER_REPEATS)
         plan = route.plan(job.spec)
-        engine.compile(job.spec, plan.grammar)
+        if plan.engine == engine.name:
+            engine.compile(job.spec, plan.grammar)
         reach = route.reach_of(job.spec, plan.grammar)
         return Answer("planned", plan.grammar, plan.coverage, plan.residual is not None, reach)
     except _OutOfTime:

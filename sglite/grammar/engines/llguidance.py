@@ -200,6 +200,8 @@ class LLGuidanceEngine:
     `parallel`: how many threads fill the masks of one grammar's matchers.
     """
 
+    name = "llguidance"
+
     def __init__(self, vocab: Vocab, limits: llguidance.LLParserLimits = LIMITS, *, parallel: int = 1) -> None:
         self.vocab = vocab
         self._limits = limits

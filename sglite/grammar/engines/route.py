@@ -1,7 +1,8 @@
 """Which engine carries a constraint, and why.
 
 llguidance carries what it is exact for: JSON schema as normalised by our front end, JSON object, regex, choice, Lark.
-xgrammar carries EBNF (its dialect) and structural tags. Neither ever stands in for the other in silence.
+xgrammar carries EBNF (its dialect) and structural tags that Lark cannot express and that hold no schema. Neither ever
+stands in for the other in silence.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Literal
 
 import llguidance
 
+from sglite.errors import InvalidGrammar
 from sglite.grammar import tools
 from sglite.grammar.engines.fuse import fuse_delimiters
+from sglite.grammar.engines.tags import NotTranslated, holds_schema, tags_to_lark
 from sglite.grammar.reach import Reach, lark_reach, regex_reach
 from sglite.grammar.schema import prepare
 from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
@@ -61,6 +64,8 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
     if spec.kind == "tools":
         lark, coverage = tools.lark_of(spec, limits=limits)
         return Plan.exact(llguidance.LLMatcher.grammar_from_lark(lark), coverage)
+    if spec.kind == "structural_tag":
+        return _structural_tag(spec)
     grammar, engine, reason = _SIMPLE[spec.kind](spec)
     return Plan(engine=engine, grammar=grammar, coverage=Coverage(engine=engine, reason=reason), validate=_nothing_left)
 
@@ -116,8 +121,20 @@ def _ebnf(spec: GrammarSpec) -> tuple[str, EngineName, str]:
     return spec.source, "xgrammar", "its dialect of EBNF"
 
 
-def _structural_tag(spec: GrammarSpec) -> tuple[str, EngineName, str]:
-    return spec.source, "xgrammar", "its structural tags"
+def _structural_tag(spec: GrammarSpec) -> Plan:
+    """As Lark where every part has a counterpart there. What has none goes to xgrammar, unless a schema is among it:
+    xgrammar drops keywords in silence."""
+    try:
+        grammar, items = tags_to_lark(spec)
+    except NotTranslated as error:
+        if holds_schema(json.loads(spec.source)):
+            raise InvalidGrammar(
+                f"the structural tag cannot be enforced exactly: {error.what} beside a JSON schema is not supported",
+                param="structural_tag",
+            ) from error
+        reason = f"its structural tags; Lark has no {error.what}"
+        return Plan("xgrammar", spec.source, Coverage(engine="xgrammar", reason=reason), _nothing_left)
+    return Plan.exact(grammar, Coverage(items, "llguidance", "structural tags as Lark, schemas exact within"))
 
 
 _SIMPLE: dict[str, Callable[[GrammarSpec], tuple[str, EngineName, str]]] = {
@@ -126,5 +143,4 @@ _SIMPLE: dict[str, Callable[[GrammarSpec], tuple[str, EngineName, str]]] = {
     "choice": _choice,
     "lark": _lark,
     "ebnf": _ebnf,
-    "structural_tag": _structural_tag,
 }
