@@ -83,6 +83,7 @@ class Request:
     num_ahead: int = 0  # samples under way whose tokens are known already (forced): their results are dropped
     sequence: int = 0  # order of arrival in the scheduler
     cached_hint: int = 0  # tokens that were in the cache when it came
+    admitted: bool = False  # at least once: a retracted request is admitted again
 
     @property
     def finished(self) -> bool:

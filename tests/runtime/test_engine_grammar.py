@@ -55,6 +55,16 @@ def test_a_wholly_forced_output_needs_no_step(overlap: bool) -> None:
 
 
 @BOTH_LOOPS
+def test_cached_tokens_are_counted_where_the_answer_begins_with_forced_text(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    forced_start = choice('{"a": 1}', '{"a": 2}')
+    assert harness.generate("a common prompt", grammar=forced_start).usage.cached_tokens == 0
+    again = harness.generate("a common prompt", grammar=forced_start)
+    assert again.usage.forced_tokens > 0
+    assert again.usage.cached_tokens == len("a common prompt")
+
+
+@BOTH_LOOPS
 def test_forced_text_counts_against_max_tokens(overlap: bool) -> None:
     output = Harness(overlap=overlap).generate("say", grammar=choice("constant"), max_tokens=5)
     assert (output.text, output.finish_reason) == ("const", FinishReason.LENGTH)

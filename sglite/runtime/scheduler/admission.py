@@ -159,11 +159,12 @@ class Admission:
         request.status = RequestStatus.RUNNING  # without a row; whoever called schedule() ends it
 
     def _count(self, request: Request, prefix: Prefix) -> None:
-        if request.completion is None:
-            if request.index == 0:
+        if not request.admitted:  # what a retracted request finds again is its own work
+            request.admitted = True
+            if request.completion is not None:
+                request.completion.cached_tokens = min(prefix.length, request.num_prompt)
+            elif request.index == 0:
                 request.job.cached_tokens = min(prefix.length, request.job.num_prompt)
-        elif not request.num_output:
-            request.completion.cached_tokens = min(prefix.length, request.num_prompt)
         self._metrics.prompt_tokens += request.num_tokens
         self._metrics.cached_tokens += prefix.length
         if request.prefix is None:
