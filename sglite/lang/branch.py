@@ -286,6 +286,8 @@ class Branch:
 
     def _enqueue(self, items: Sequence[Item]) -> None:
         if self.session.cancelled is not None:
+            if self.session.error is not None:  # what the cancelling came of
+                raise self.session.error from self.session.error.__cause__
             raise self.session.wrap(RequestAborted(self.session.cancelled))
         if not self._try_enqueue(items):
             error = self.failure()

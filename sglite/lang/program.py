@@ -186,7 +186,8 @@ class Program:
 
         `num_threads` is how many programs run at the same time ("auto": batch.AUTO_PROGRAMS); threads stay few whatever
         it is. `generator_style` yields each state when it and all before it are done. on_error="raise": the first error
-        stops the others and is raised; "return": a failed program's state is returned, its `error()` says why.
+        stops the others and is raised; "return": a failed program's state is returned in its
+        place; its `error()` is the ProgramError caused by what went wrong, reads from it raise that, its repr says it.
         """
         batch = self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error)
         return iter(batch) if generator_style else list(batch)

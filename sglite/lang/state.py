@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol, overload
 
-from sglite.errors import ProgramError, ProgramSyntaxError
+from sglite.errors import ProgramError, ProgramSyntaxError, SgliteError
 from sglite.lang.nodes import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, flatten
 from sglite.lang.nodes import Sequence as NodeSequence
 from sglite.lang.timeline import Timeline
@@ -63,7 +63,11 @@ class ProgramState:
         return self._core.has(name)
 
     def __repr__(self) -> str:
-        return f"ProgramState({self.text()})"
+        """Waits for the text; of a state that has failed, says why instead of raising it."""
+        try:
+            return f"ProgramState({self.text()})"
+        except SgliteError as error:
+            return f"ProgramState(failed: {error})"
 
     def get_var(self, name: str) -> Any:
         return self._core.read(name)
@@ -136,7 +140,8 @@ class ProgramState:
         return self._core.messages()
 
     def error(self) -> ProgramError | None:
-        """Waits, and gives what went wrong instead of raising it."""
+        """Waits, and gives what went wrong instead of raising it: a ProgramError whose `__cause__` is the exception of
+        the program's code or of the call that failed (never the abort that it led to), None where nothing did."""
         return self._core.error()
 
     def cancel(self) -> None:

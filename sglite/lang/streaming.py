@@ -41,7 +41,8 @@ async def text_pieces(branch: Branch) -> AsyncGenerator[str]:
 
 
 async def variable_pieces(branch: Branch, name: str) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-    """(text, meta info) of one variable; waits until the program sets it, ends where it never does."""
+    """(text, meta info) of one variable; waits until the program sets it, ends where it never does. Raises what the
+    state or the program failed with."""
     while name not in branch.slots:
         if branch.failed is not None:
             raise branch.failure()
@@ -60,6 +61,8 @@ async def variable_pieces(branch: Branch, name: str) -> AsyncGenerator[tuple[str
             if text:
                 yield text, _merged([meta for _, meta in new])
         elif slot.future.done():
+            if slot.future.exception() is not None and branch.failed is not None:
+                raise branch.failure()
             outcome = slot.future.result()
             if position == 0 and outcome.raw:
                 yield str(outcome.raw), outcome.meta or {}

@@ -250,6 +250,33 @@ class TestErrors:
             program.run(backend=client)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
+    @pytest.mark.parametrize("name", [None, "x"])
+    def test_the_programs_exception_wins_over_the_abort_of_a_pending_call(self, name: str | None) -> None:
+        @sgl.function
+        def program(s: Any) -> None:
+            s += "a" + sgl.gen("x")
+            raise ZeroDivisionError
+
+        with pytest.raises(ProgramError) as caught:
+            list(program.run(stream=True, backend=ScriptedClient(delay_s=0.05)).text_iter(name))
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    def test_a_failed_state_has_a_repr_and_its_own_error(self) -> None:
+        @sgl.function
+        def program(s: Any, i: int) -> None:
+            s += "a" + sgl.gen("x")
+            if i:
+                raise ValueError("mine")
+
+        good, bad = program.run_batch([(0,), (1,)], on_error="return", backend=ScriptedClient(delay_s=0.02))
+        assert repr(good) == "ProgramState(aanswer 1)"
+        assert "ValueError: mine" in repr(bad)
+        error = bad.error()
+        assert error is not None
+        assert isinstance(error.__cause__, ValueError)
+        with pytest.raises(ProgramError, match="ValueError: mine"):
+            bad["x"]
+
     def test_an_error_that_nobody_reads_is_raised_at_the_end(self) -> None:
         client = ScriptedClient([GrammarTimeout("too slow")])
 
