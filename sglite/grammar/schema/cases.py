@@ -116,6 +116,7 @@ class Case:
     low: Bound | None = None
     high: Bound | None = None
     multiples: tuple[int | Decimal, ...] = ()
+    not_multiples: tuple[int | Decimal, ...] = ()
     texts: tuple[TextRule, ...] = ()
     min_length: int = 0
     max_length: int | None = None

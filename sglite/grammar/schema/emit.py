@@ -11,7 +11,6 @@ from sglite.grammar.schema.cases import (
     ALL_TYPES,
     ARRAY,
     BOOLEAN,
-    FRACTION,
     INTEGER,
     NULL,
     NUMBER,
@@ -30,6 +29,7 @@ from sglite.grammar.schema.numbers import (
     has_multiple,
     multiple_expression,
     number_expression,
+    other_than_multiples,
 )
 from sglite.grammar.schema.strings import literal, meet, one_of, quoted, string_parts
 from sglite.grammar.schema.values import Json as JsonValue
@@ -176,30 +176,41 @@ class Emitter:
         return Terminal(quoted(expression, before="" if first else f",{self.blank}", after=f":{self.blank}"))
 
     def _numbers(self, rule: Rule, case: Case) -> None:
-        if not case.multiples:
-            expression = number_expression(case)
-            if expression is not None:
-                self.grammar.add(rule, Terminal(expression))
-            return
-        divisor = common_multiple(case.multiples)
-        integral = is_integral(divisor)
-        if not has_multiple(case, divisor) or (integral and not case.types & INTEGER):
-            return
-        only_integers = integral or not case.types & FRACTION
-        own = multiple_expression(divisor, integers_only=only_integers)
-        plain = Case(types=INTEGER if only_integers else case.types, low=case.low, high=case.high)
-        plain.not_values = case.not_values
-        expression = number_expression(plain)
+        divisor = common_multiple(case.multiples) if case.multiples else None
+        types = case.types & NUMBER
+        if divisor is not None:
+            if not has_multiple(case, divisor):
+                return
+            types &= INTEGER if is_integral(divisor) else NUMBER
+        plain = Case(types=types, low=case.low, high=case.high, not_values=case.not_values)
+        expression = number_expression(plain) if types else None
         if expression is None:
             return
+        parts = [expression, *self._other_than_multiples(case)]
+        own = None if divisor is None else multiple_expression(divisor, integers_only=types == INTEGER)
         if own is not None:
-            self.grammar.add(rule, Terminal(meet([own, expression])))
-        elif not self._delegate_multiple(rule, plain, divisor, only_integers):
+            parts.append(own)
+        elif divisor is not None and len(parts) == 1 and self._delegate_multiple(rule, plain, divisor):
+            return
+        elif divisor is not None:
             self.leave_out(case, "multipleOf", f"multiples of {divisor:f} have no grammar here")
-            self.grammar.add(rule, Terminal(expression))
+        bounded = case.low is not None and case.high is not None
+        if not (bounded and case.not_multiples and self.is_empty(parts)):
+            self.grammar.add(rule, Terminal(meet(parts)))
 
-    def _delegate_multiple(self, rule: Rule, case: Case, divisor: Decimal, integers: bool) -> bool:
-        """Let llguidance count the remainder. False where its double arithmetic would not be exact."""
+    def _other_than_multiples(self, case: Case) -> list[str]:
+        found = []
+        for divisor in case.not_multiples:
+            expression = other_than_multiples(divisor)
+            if expression is None:
+                self.leave_out(case, "multipleOf", f"what is no multiple of {divisor} has no grammar here")
+            else:
+                found.append(expression)
+        return found
+
+    def _delegate_multiple(self, rule: Rule, case: Case, divisor: Decimal) -> bool:
+        """Let llguidance count the remainder. False where its double arithmetic would not be exact or takes long."""
+        integers = case.types == INTEGER
         bounds = [b.value for b in (case.low, case.high) if b is not None]
         digits = divisor.as_tuple()
         coefficient = int(divisor.scaleb(-int(digits.exponent))) if int(digits.exponent) < 0 else int(divisor)

@@ -196,8 +196,12 @@ def _multiple(keyword: str) -> Callable[[Document, Node], list[Term]]:
 
 def _not_multiple(keyword: str) -> Callable[[Document, Node], list[Option]]:
     def options(document: Document, node: Node) -> list[Option]:
-        _divisor(node, keyword)
-        return [(only(NUMBER), gap(node, keyword, "its negation has no grammar", NUMBER))]
+        divisor = _divisor(node, keyword)
+
+        def run(case: Case, _: Rank) -> None:
+            case.not_multiples += (divisor,)
+
+        return [(only(NUMBER), Step(run))]
 
     return options
 

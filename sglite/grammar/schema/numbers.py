@@ -104,7 +104,7 @@ def decimal_range(low: Bound | None, high: Bound | None) -> str | None:
         return _lark(sign)
     parts = []
     if low is None or low.value < 0:
-        least = Bound(0, False) if high is None or high.value >= 0 else Bound(-high.value, high.open)
+        least = Bound(0, False) if high is None or high.value > 0 else Bound(abs(high.value), high.open)
         most = None if low is None else Bound(-low.value, low.open)
         parts.append(f'"-" {_magnitude(least, most)}')
     if high is None or high.value >= 0:
@@ -226,8 +226,7 @@ def multiple_expression(divisor: Decimal, *, integers_only: bool) -> str | None:
     if divisor == divisor.to_integral_value():
         return _integer_multiple(int(divisor))
     if integers_only:
-        numerator = divisor.as_integer_ratio()[0]
-        return _integer_multiple(numerator)
+        return _integer_multiple(divisor.as_integer_ratio()[0])
     digits, exponent = int(divisor.scaleb(-int(divisor.as_tuple().exponent))), -int(divisor.as_tuple().exponent)
     if 10**exponent % digits or 10**exponent // digits > 1000:
         return None
@@ -237,7 +236,16 @@ def multiple_expression(divisor: Decimal, *, integers_only: bool) -> str | None:
     return _lark(rf"-?{NATURAL}(?:\.(?:(?:{'|'.join(endings)})0*|0+))?")
 
 
+# Digit texts (leading zeros allowed) whose value 3 divides: what the remainder automaton accepts.
+_BY_3 = (
+    "(?:[0369]|[147][0369]*[258]|(?:[258]|[147][0369]*[147])(?:[0369]|[258][0369]*[147])*(?:[147]|[258][0369]*[258]))+"
+)
+
+
 def _integer_multiple(divisor: int) -> str | None:
+    if divisor % 3 == 0 and divisor % 9:
+        rest = _integer_multiple(divisor // 3)
+        return None if rest is None else f"({rest} & {_lark(f'-?{_BY_3}')})"
     if divisor == 1:
         return _lark(ANY_INTEGER)
     width = next((k for k in range(1, 20) if 10**k % divisor == 0), None)
@@ -245,10 +253,16 @@ def _integer_multiple(divisor: int) -> str | None:
         return None
     if 10**width == divisor:
         return _lark(rf"(?:0|-?[1-9][0-9]*0{{{width}}})")
-    endings = [n for n in range(0, 10**width, divisor)]
+    endings = range(0, 10**width, divisor)
     short = "|".join(str(n) for n in endings if n)
     long = "|".join(f"{n:0{width}d}" for n in endings)
     return _lark(rf"(?:0|-?(?:{short})|-?[1-9][0-9]*(?:{long}))")
+
+
+def other_than_multiples(divisor: int | Decimal) -> str | None:
+    """A Lark expression that no plain spelling of a multiple matches; None for a divisor without an expression."""
+    own = multiple_expression(Decimal(divisor), integers_only=False)
+    return None if own is None else f"(~({own} {_lark(r'(?:[.]0+)?')}) & {_lark('[^eE]*')})"
 
 
 def has_multiple(case: Case, divisor: Decimal) -> bool:

@@ -88,7 +88,9 @@ def _number_holds(case: Case, value: Json) -> bool:
         return False
     if high is not None and (value > high.value or (high.open and value == high.value)):
         return False
-    return all(is_multiple(value, divisor) for divisor in case.multiples)
+    return all(is_multiple(value, divisor) for divisor in case.multiples) and not any(
+        is_multiple(value, divisor) for divisor in case.not_multiples
+    )
 
 
 def _string_holds(case: Case, value: str) -> bool:

@@ -366,13 +366,30 @@ def split_anchors(tree: Pattern) -> list[Alternative]:
 
 
 def _split_repeat(tree: Repeat) -> list[Alternative]:
-    """A repeated anchor: each further round is the same position again, so at most one round has text."""
+    """Rounds with ^ only come first, rounds with $ only last: S? P* E?, where P has neither.
+
+    A round beside an anchor that should be there more often than once is empty, so only counts up to 1 matter.
+    """
     if tree.most == 0:
         return [Alternative(EMPTY, False, False)]
-    if tree.most != 1:
-        raise PatternError("an anchor is repeated")
-    skipped = [] if tree.least else [Alternative(EMPTY, False, False)]
-    return [*split_anchors(tree.body), *skipped]
+    options = split_anchors(tree.body)
+    if tree.most == 1:
+        return options if tree.least else [*options, Alternative(EMPTY, False, False)]
+    if tree.least > 1 or tree.most is not None:
+        raise PatternError("an anchor is repeated a number of times")
+    plain = [o.body for o in options if not o.at_start and not o.at_end]
+    middle = Repeat(plain[0] if len(plain) == 1 else Alt(tuple(plain)), 0, None) if plain else EMPTY
+    firsts = [o for o in options if o.at_start and not o.at_end]
+    lasts = [o for o in options if o.at_end and not o.at_start]
+    found = [o for o in options if o.at_start and o.at_end]
+    if tree.least == 0 or plain:
+        found.append(
+            Alternative(Repeat(middle.body, tree.least, None) if isinstance(middle, Repeat) else EMPTY, False, False)
+        )
+    found.extend(Alternative(Cat((first.body, middle)), True, False) for first in firsts)
+    found.extend(Alternative(Cat((middle, last.body)), False, True) for last in lasts)
+    found.extend(Alternative(Cat((first.body, middle, last.body)), True, True) for first in firsts for last in lasts)
+    return found
 
 
 def _join(pieces: tuple[Alternative, ...]) -> Alternative | None:
@@ -382,13 +399,29 @@ def _join(pieces: tuple[Alternative, ...]) -> Alternative | None:
     bodies = [piece.body for piece in pieces]
     first, last = (starts[-1] if starts else 0), (ends[0] if ends else len(pieces) - 1)
     for i, body in enumerate(bodies):
-        must_be_empty = i < first or i > last
-        if must_be_empty and not isinstance(body, Look):
-            if lengths(body)[0] > 0:
+        if i < first or i > last:
+            empty = _emptied(body)
+            if empty is None:
                 return None
-            bodies[i] = EMPTY
+            bodies[i] = empty
     parts = [part for body in bodies for part in (body.parts if isinstance(body, Cat) else (body,))]
     return Alternative(parts[0] if len(parts) == 1 else Cat(tuple(parts)), bool(starts), bool(ends))
+
+
+def _emptied(tree: Pattern) -> Pattern | None:
+    """What is left of a pattern that has to match no character: its look-arounds. None: it cannot."""
+    match tree:
+        case Chars():
+            return None
+        case Cat(parts):
+            empty = [_emptied(part) for part in parts]
+            return None if None in empty else Cat(tuple(part for part in empty if part is not None and part != EMPTY))
+        case Alt(options):
+            found = tuple(option for option in map(_emptied, options) if option is not None)
+            return EMPTY if EMPTY in found else Alt(found) if found else None
+        case Repeat(body, least):
+            return EMPTY if least == 0 else _emptied(body)
+    return tree
 
 
 def _has_anchor(tree: Pattern) -> bool:

@@ -37,6 +37,7 @@ _SURROGATES = (0xD800, 0xDFFF)
 # One character of a JSON string in its one spelling.
 UNIT = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))'
 ANY = f"{UNIT}*"
+NOTHING = r"[^\x00-\x{10FFFF}]"
 
 
 def lark_regex(text: str) -> str:
@@ -61,6 +62,8 @@ def pattern_expression(text: str) -> str:
                 plain.append("".join(json_regex(part, inside=True) for part in straight))
     if plain:
         options.append(lark_regex(plain[0] if len(plain) == 1 else f"(?:{'|'.join(plain)})"))
+    if not options:
+        return lark_regex(NOTHING)
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
@@ -122,7 +125,7 @@ def _json_class(chars: Chars) -> str:
     escaped = [code for code in _SPECIAL if _contains(chars, code)]
     options = ([raw] if raw else []) + _escape_spellings(escaped)
     if not options:
-        return r"[^\x00-\x{10FFFF}]"  # matches nothing
+        return NOTHING
     return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
 
 
@@ -230,7 +233,7 @@ def _condition(look: Look, *, nothing_before: bool) -> str:
             if any(isinstance(part, Look) for part in straight) and not look.ahead:
                 raise PatternError("a look-around within a look-behind")
             options.append(_look_expression(straight, at_text_start=False))
-    return f"({' | '.join(options)})"
+    return f"({' | '.join(options or [lark_regex(NOTHING)])})"
 
 
 @lru_cache(maxsize=4096)
@@ -255,6 +258,8 @@ def _python(tree: Pattern) -> str:
         case Chars(ranges, negated, properties):
             if tree == ANY_CHAR or (negated and not ranges and not properties):
                 return r"(?s:.)"
+            if negated and not properties:  # `regex` 2026.11 joins negated sets of alternatives wrongly
+                ranges, negated = tuple(complement(ranges)), False
             members = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
             members += "".join(rf"\{'P' if n else 'p'}{{{name}}}" for name, n in properties)
             return f"[{'^' if negated else ''}{members}]" if members else r"(?!)"

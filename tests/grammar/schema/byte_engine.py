@@ -42,6 +42,7 @@ class ByteEngine:
                 assert not matcher.is_error(), matcher.get_error()
                 return False
             matcher.consume_token(byte)
+            matcher.compute_bitmask()  # what refills llguidance's fuel, as in decoding
         return matcher.is_accepting()
 
     def accepts(self, value: Any) -> bool:
