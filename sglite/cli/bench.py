@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from sglite.runtime.device.threads import limit_spinning
+
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -26,6 +28,7 @@ def offline(
     max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
 ) -> None:
     """Run workloads in this process and compare each with the floor that the machine's own rates set."""
+    limit_spinning()
     from sglite.bench import offline as bench  # torch takes a moment to load
     from sglite.runtime.config import EngineConfig
 
@@ -54,6 +57,7 @@ def cpu(
     repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs; the median counts."),
 ) -> None:
     """Compare with transformers' generate on this CPU: one row, shared prefixes, a tree of thought, start, memory."""
+    limit_spinning()
     from sglite.bench.cpu import run  # torch takes a moment to load
 
     report = run(model, repeat=repeat, note=lambda text: print(text, flush=True))

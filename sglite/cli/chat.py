@@ -32,10 +32,13 @@ def command(
     seed: int | None = typer.Option(None, "--seed", help="The same seed gives the same answers."),
     model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
+    num_threads: int | None = typer.Option(
+        None, "--num-threads", min=1, help="CPU threads; by default what the control group allows."
+    ),
 ) -> None:
     """Talk with a model in the terminal."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with sglite.Engine(model=model, device=device) as engine:
+    with sglite.Engine(model=model, device=device, num_threads=num_threads) as engine:
 
         def answer(messages: list[dict[str, str]]) -> Iterator[RequestOutput]:
             prompt = engine.tokenizer.encode(engine.tokenizer.render_chat(messages))

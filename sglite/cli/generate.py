@@ -26,12 +26,15 @@ def command(
     stream: bool = typer.Option(False, "--stream", help="Print the answer as it comes."),
     model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
+    num_threads: int | None = typer.Option(
+        None, "--num-threads", min=1, help="CPU threads; by default what the control group allows."
+    ),
 ) -> None:
     """Complete a prompt, under a schema, a regex or a list of choices where one is given."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=tuple(stop))
     constraint = _constraint(schema, regex, choices)
     text = sys.stdin.read() if prompt == "-" else prompt
-    with sglite.Engine(model=model, device=device) as engine:
+    with sglite.Engine(model=model, device=device, num_threads=num_threads) as engine:
         if chat:
             ids: Any = tuple(engine.tokenizer.encode(engine.tokenizer.render_chat([{"role": "user", "content": text}])))
         else:

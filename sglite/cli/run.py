@@ -22,6 +22,9 @@ def command(
     model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
     url: str | None = typer.Option(None, "--url", help="Run on this sglite or SGLang server instead of a model here."),
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
+    num_threads: int | None = typer.Option(
+        None, "--num-threads", min=1, help="CPU threads; by default what the control group allows."
+    ),
 ) -> None:
     """Run a program file with a model as its backend."""
     path = Path(file)
@@ -31,7 +34,7 @@ def command(
         sglite.set_default_backend(sglite.RuntimeEndpoint(url))
         run_file(path, context.args)
         return
-    with sglite.Engine(model=model, device=device) as engine:
+    with sglite.Engine(model=model, device=device, num_threads=num_threads) as engine:
         sglite.set_default_backend(engine)
         run_file(path, context.args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ class FakeEngine:
     """What the commands use of an Engine."""
 
     calls: list[Any] = []
+    options: dict[str, Any] = {}
     finish = FinishReason.STOP
 
     def __init__(self, **options: Any) -> None:
+        FakeEngine.options = options
         self.tokenizer = ByteTokenizer()
 
     def __enter__(self) -> Any:
@@ -58,6 +61,13 @@ def test_a_prompt_is_completed(capsys: pytest.CaptureFixture[str]) -> None:
     ((prompt, sampling, constraint),) = FakeEngine.calls
     assert (prompt, constraint) == ("Once", None)
     assert (sampling.max_tokens, sampling.stop) == (7, ("a", "b"))
+
+
+@pytest.mark.parametrize("command", [["generate", "Once"], ["chat"]])
+def test_the_number_of_threads_reaches_the_engine(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(*command, "--num-threads", "3") == 0
+    assert FakeEngine.options["num_threads"] == 3
 
 
 def test_it_streams_and_chats(capsys: pytest.CaptureFixture[str]) -> None:

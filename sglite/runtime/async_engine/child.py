@@ -23,6 +23,7 @@ from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.loop import StepLoop
 from sglite.runtime.async_engine.thread import Built
 from sglite.runtime.config import EngineConfig
+from sglite.runtime.device.threads import limit_spinning
 
 HEARTBEAT_S = 1.0
 Build = Callable[[EngineConfig, Callable[[str], None]], Built]
@@ -72,6 +73,7 @@ def main(folder: str, builder: str) -> int:
 
     pulse = _Pulse(context, folder)
     pulse.start()
+    limit_spinning()  # the builder's module imports torch
     try:
         built = _builder(builder)(config, lambda text: emit([m.Progress(text)]))
     except Exception as error:

@@ -38,6 +38,7 @@ from sglite.runtime.async_engine.arguments import Prompt, Sampling, grammar, is_
 from sglite.runtime.async_engine.delivery import Item, ThreadSink
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.config import EngineConfig
+from sglite.runtime.device.threads import limit_spinning
 from sglite.text.types import TextTokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -82,6 +83,7 @@ class Engine:
             started = back.start()
             self._attach(front, back, started.tokenizer, started.model_info, started.facts)
         else:
+            limit_spinning()
             from sglite.runtime.async_engine.build import build
             from sglite.runtime.async_engine.thread import ThreadBack
 

@@ -1,10 +1,26 @@
-"""How many CPU threads this process may use."""
+"""How many CPU threads this process may use, and how they wait for each other."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
+from collections.abc import Container, MutableMapping
 from pathlib import Path
+
+_SPINS = "20000"  # tens of microseconds: longer than the gap between two kernels of a step, far below a time slice
+
+
+def limit_spinning(environ: MutableMapping[str, str] = os.environ, loaded: Container[str] = sys.modules) -> None:
+    """Let OpenMP threads that wait for each other go to sleep soon. Call before torch is first imported: libgomp reads
+    its settings once, when it is loaded. Nothing is changed where torch is there already or the user has set either.
+
+    libgomp by default spins for milliseconds at every barrier, of which a step has hundreds. Where another process has
+    the core of the thread that is waited for, the spinning itself keeps that thread from running.
+    """
+    if "torch" in loaded or "GOMP_SPINCOUNT" in environ or "OMP_WAIT_POLICY" in environ:
+        return
+    environ["GOMP_SPINCOUNT"] = _SPINS
 
 
 def usable_cpus() -> int:
