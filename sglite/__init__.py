@@ -18,6 +18,7 @@ _ERRORS = (
     "GrammarTimeout",
     "GrammarTooLarge",
     "GrammarViolation",
+    "IncompleteOutput",
     "InvalidGrammar",
     "InvalidRequest",
     "ModelError",

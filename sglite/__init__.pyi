@@ -20,6 +20,9 @@ from sglite.errors import (
     GrammarViolation as GrammarViolation,
 )
 from sglite.errors import (
+    IncompleteOutput as IncompleteOutput,
+)
+from sglite.errors import (
     InvalidGrammar as InvalidGrammar,
 )
 from sglite.errors import (

@@ -9,6 +9,7 @@
     │   │   └── GrammarTooLarge         over a size, depth, node, time-independent or memory limit
     │   └── ProgramSyntaxError          misuse of the DSL, found at the call
     ├── GrammarTimeout (503)            the compile ran out of time: retryable, never cached as invalid
+    ├── IncompleteOutput (422)          a value that its token limit cut off
     ├── GrammarViolation (500)          a sampled token that the matcher refused, or an empty mask
     ├── ModelError (400)
     │   ├── ModelNotFound (404)
@@ -27,10 +28,12 @@ from __future__ import annotations
 
 
 class SgliteError(Exception):
-    """Root. `status` is the HTTP status, `code` the machine-readable reason, `param` the field at fault."""
+    """Root. `status` is the HTTP status, `code` the machine-readable reason, `param` the field at fault.
+    `variable` is the one that a program's operation at fault was to set."""
 
     status: int = 500
     code: str = "internal_error"
+    variable: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -85,6 +88,13 @@ class GrammarTimeout(SgliteError):
 
 class GrammarViolation(SgliteError):
     code = "grammar_violation"
+
+
+class IncompleteOutput(SgliteError):
+    """The output reached its limit of tokens before its value was complete."""
+
+    status = 422
+    code = "incomplete_output"
 
 
 class ModelError(SgliteError):

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from sglite.errors import InvalidRequest, ProgramSyntaxError, SgliteError
+from sglite.errors import IncompleteOutput, InvalidRequest, ProgramSyntaxError, SgliteError
 from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
@@ -220,7 +220,7 @@ def _parsed(gen: Gen, output: RequestOutput) -> Any:
         return gen.parse(output.text)
     except ValueError as error:
         if output.finish_reason is FinishReason.LENGTH:
-            raise SgliteError(
+            raise IncompleteOutput(
                 f"the output reached its limit of {output.usage.completion_tokens} tokens before the value was "
                 "complete; raise max_tokens",
                 param="max_tokens",

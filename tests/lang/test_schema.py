@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 import sglite as sgl
-from sglite.errors import GrammarError, ProgramError
+from sglite.errors import GrammarError, IncompleteOutput, ProgramError
 from sglite.lang import schema as schemas
 from tests.fakes.client import ScriptedClient
 
@@ -122,5 +122,7 @@ def test_a_value_cut_by_the_limit_is_an_error_that_says_so() -> None:
     def program(s: Any) -> None:
         s += "a" + sgl.gen("x", schema=Inner, max_tokens=5)
 
-    with pytest.raises(ProgramError, match="limit of 5 tokens before the value was complete; raise max_tokens"):
+    with pytest.raises(ProgramError, match="limit of 5 tokens before the value was complete; raise max_tokens") as got:
         program.run(backend=ScriptedClient(['{"color":"red"}']))
+    assert isinstance(got.value.__cause__, IncompleteOutput)
+    assert (got.value.__cause__.status, got.value.__cause__.param) == (422, "max_tokens")
