@@ -5,11 +5,12 @@ Each makes a node (nodes.py) after checking its arguments: a mistake is an error
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
-from sglite.errors import ProgramSyntaxError
+from sglite.errors import ProgramSyntaxError, SgliteError
 from sglite.lang.choices import ChoicesMethod, token_length_normalized
 from sglite.lang.config import global_config, unwrap
 from sglite.lang.nodes import (
@@ -31,6 +32,8 @@ from sglite.protocol import OnUnsupported, Whitespace
 if TYPE_CHECKING:
     from sglite.lang.schema import Constraint
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Dtype = type | Literal["int", "float", "str", "bool"]
 
 # Arguments of gen() that mean something together with `choices`.
@@ -52,6 +55,22 @@ def function(
     return Program if func is None else Program(func)
 
 
+def _naming_the_variable(make: Callable[P, T]) -> Callable[P, T]:
+    """What `make` refuses says which variable it was for, so that the program's error names it."""
+
+    @functools.wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return make(*args, **kwargs)
+        except SgliteError as error:
+            name = args[0] if args else kwargs.get("name")
+            error.variable = name if isinstance(name, str) else None
+            raise
+
+    return made
+
+
+@_naming_the_variable
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -192,6 +211,7 @@ def gen_string(
     return gen(**locals(), dtype=str)
 
 
+@_naming_the_variable
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,

@@ -45,6 +45,7 @@ class Run:
         self._program = program
         self._arguments = arguments
         self.session = Session(
+            name=program.name,
             client=client,
             loop=program_loop().loop,
             defaults=params,

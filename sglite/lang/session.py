@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglite.errors import ProgramError
+from sglite.errors import ProgramError, SgliteError
 from sglite.lang.client import Client
 from sglite.lang.nodes import GenParams
 from sglite.lang.outlook import Outlook
@@ -31,6 +31,7 @@ class Session:
     """`index`: the program's number in a batch. `loop` carries out all operations; everything else is read and written
     from several threads and kept simple enough for that (counters, sets under `lock`)."""
 
+    name: str  # the program's function
     client: Client
     loop: asyncio.AbstractEventLoop
     defaults: GenParams
@@ -75,11 +76,15 @@ class Session:
         if isinstance(error, ProgramError) and error.program in (None, self.index):
             error.program = self.index
             return error
-        parts = [] if self.index is None else [f"program {self.index}"]
+        if variable is None and isinstance(error, SgliteError):
+            variable = error.variable
+        parts = [f"program {self.name}" if self.index is None else f"program {self.index} ({self.name})"]
         parts += [] if step is None else [f"step {step}"]
         parts += [] if variable is None else [f"variable {variable!r}"]
-        where = f"{', '.join(parts)}: " if parts else ""
-        made = ProgramError(f"{where}{type(error).__name__}: {error}", program=self.index, step=step, variable=variable)
+        where = ", ".join(parts)
+        made = ProgramError(
+            f"{where}: {type(error).__name__}: {error}", program=self.index, step=step, variable=variable
+        )
         made.status = getattr(error, "status", made.status)
         made.__cause__ = error
         return made

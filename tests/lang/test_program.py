@@ -226,6 +226,18 @@ class TestErrors:
         assert isinstance(error.__cause__, GrammarTimeout)
         assert error.status == 503
 
+    def test_the_message_names_the_function_and_the_variable(self) -> None:
+        @sgl.function
+        def broken(s: Any) -> None:
+            s += "a"
+            s += sgl.gen("code", regex="[a")
+
+        with pytest.raises(ProgramError, match="^program broken, step 0, variable 'code': InvalidGrammar") as caught:
+            broken.run(backend=ScriptedClient())
+        assert caught.value.variable == "code"
+        failed = ask.run_batch([("x",)], backend=ScriptedClient([GrammarTimeout("no")]), on_error="return")[0]
+        assert str(failed.error()) == "program 0 (ask), step 2, variable 'answer': GrammarTimeout: no"
+
     def test_a_read_raises_what_the_operation_failed_with_and_the_program_may_go_on(self) -> None:
         client = ScriptedClient([GrammarTimeout("too slow"), "fine"])
 
