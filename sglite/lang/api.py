@@ -36,8 +36,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Dtype = type | Literal["int", "float", "str", "bool"]
 
-# Arguments of gen() that mean something together with `choices`.
-_WITH_CHOICES = frozenset({"name", "choices", "choices_method", "temperature", "seed"})
+# Arguments of gen() that may stand beside `choices`. SGLang's programs give max_tokens there: no choice contradicts it.
+_WITH_CHOICES = frozenset({"name", "choices", "choices_method", "temperature", "seed", "max_tokens"})
+_CONSTRAINTS = ("dtype", "regex", "json_schema", "schema", "ebnf", "lark")
 _DEFAULTS = {"whitespace": "compact", "on_unsupported": "error", "close_on_budget": False}
 
 
@@ -110,7 +111,7 @@ def gen(
 
     At most one constraint: `schema` (pydantic model, TypeAdapter, dict, JSON text or any type pydantic knows; `s[name]`
     is the validated object and `s.raw(name)` the text), `json_schema` (the text), `regex`, `dtype` (int, float, str or
-    bool; gives text), `ebnf`, `lark`, or `choices` (see `select`). `n` > 1 gives a list; the program goes on with the
+    bool; gives text), `ebnf`, `lark`, or `choices` (see `select`; `max_tokens` may stand beside them and cuts no choice). `n` > 1 gives a list; the program goes on with the
     first. `close_on_budget`: when max_tokens nears, finish the JSON value validly, where the backend can.
     What is not given comes from `run(...)`, then from the model; `max_tokens` is 128 unless said.
 
@@ -118,8 +119,10 @@ def gen(
     """
     if choices is not None:
         given = [k for k, v in locals().items() if k not in _WITH_CHOICES and v != _DEFAULTS.get(k)]
+        given.sort(key=lambda k: k not in _CONSTRAINTS)  # the weightiest is named
         if given:
             raise ProgramSyntaxError(f"choices and {given[0]} exclude each other", param=given[0])
+        GenParams(max_tokens=max_tokens).sampling_params()
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized, seed=seed)
     if choices_method is not None:
         raise ProgramSyntaxError("choices_method needs choices", param="choices_method")
