@@ -111,8 +111,9 @@ def gen(
 
     At most one constraint: `schema` (pydantic model, TypeAdapter, dict, JSON text or any type pydantic knows; `s[name]`
     is the validated object and `s.raw(name)` the text), `json_schema` (the text), `regex`, `dtype` (int, float, str or
-    bool; gives text), `ebnf`, `lark`, or `choices` (see `select`; `max_tokens` may stand beside them and cuts no choice). `n` > 1 gives a list; the program goes on with the
-    first. `close_on_budget`: when max_tokens nears, finish the JSON value validly, where the backend can.
+    bool; gives text), `ebnf`, `lark`, or `choices` (see `select`; `max_tokens` may stand beside them and cuts
+    no choice). `n` > 1 gives a list; the program goes on with the first. `close_on_budget`: when max_tokens nears,
+    finish the JSON value validly, where the backend can.
     What is not given comes from `run(...)`, then from the model; `max_tokens` is 128 unless said.
 
     Raises ProgramSyntaxError, GrammarError or InvalidRequest for arguments that cannot work.

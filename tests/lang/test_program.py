@@ -14,6 +14,7 @@ import pytest
 
 import sglite as sgl
 from sglite.errors import GrammarTimeout, InvalidRequest, ProgramError, ProgramSyntaxError
+from sglite.lang.nodes import Select
 from tests.fakes.client import ScriptedClient
 
 
@@ -164,11 +165,20 @@ class TestMistakesAtTheCall:
             sgl.select("x", ["a", ""])
 
     @pytest.mark.parametrize(
-        "extra", [{"regex": "a"}, {"max_tokens": 3}, {"stop": "x"}, {"n": 2}, {"schema": {}}, {"whitespace": "single"}]
+        "extra", [{"regex": "a"}, {"stop": "x"}, {"n": 2}, {"schema": {}}, {"whitespace": "single"}]
     )
     def test_choices_and_what_they_exclude(self, extra: dict[str, Any]) -> None:
         with pytest.raises(ProgramSyntaxError, match="exclude each other"):
             sgl.gen("x", choices=["a"], **extra)
+
+    def test_what_sglangs_programs_give_beside_choices_is_taken(self) -> None:
+        assert isinstance(sgl.gen("x", choices=["a", "b"], max_tokens=3, temperature=0.5), Select)
+        with pytest.raises(InvalidRequest, match="max_tokens"):
+            sgl.gen("x", choices=["a"], max_tokens=-1)
+        for constraint in ({"regex": "a"}, {"dtype": int}, {"json_schema": "{}"}, {"schema": {}}):
+            (name,) = constraint
+            with pytest.raises(ProgramSyntaxError, match=f"choices and {name} exclude"):
+                sgl.gen("x", choices=["a"], max_tokens=3, stop="x", top_p=0.5, **constraint)
 
     def test_two_constraints(self) -> None:
         with pytest.raises(ProgramSyntaxError, match="regex and schema exclude"):
