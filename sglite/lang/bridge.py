@@ -46,7 +46,7 @@ def wait(future: Future[T]) -> T:
         elif getattr(_thread, "is_program_loop", False):
             raise ProgramSyntaxError(
                 "this read would stop the event loop: in a task that the program started itself, "
-                "use `await s.get(name)` instead of `s[name]`"
+                "use `await s.get_async(name)` instead of `s[name]`"
             )
     return future.result()
 

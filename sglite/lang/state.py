@@ -75,7 +75,14 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         self._core.assign(name, value)
 
-    async def get(self, name: str) -> Any:
+    def get(self, name: str, default: Any = None) -> Any:
+        """`s[name]`, or `default` where the program has not set it."""
+        try:
+            return self._core.read(name)
+        except KeyError:
+            return default
+
+    async def get_async(self, name: str) -> Any:
         """`s[name]` with an await, for tasks that an async program starts itself."""
         return await self._core.read_async(name)
 

@@ -108,7 +108,7 @@ def test_a_method_and_an_async_function_are_programs(client: ScriptedClient) -> 
         s += q + sgl.gen("x")
         await asyncio.sleep(0)
         s += " and " + s["x"] + sgl.gen("y")
-        return await s.get("y")
+        return await s.get_async("y")
 
     assert Agent().ask.run("?", backend=client).text() == "P?answer 1"
     assert slow.run("q", backend=client).ret_value == "answer 3"
@@ -317,6 +317,17 @@ class TestErrors:
         assert "answer" in state
         assert "missing" not in state
 
+    def test_get_gives_the_value_and_not_a_coroutine(self, client: ScriptedClient) -> None:
+        @sgl.function
+        def program(s: Any) -> tuple[Any, Any]:
+            s += "a" + sgl.gen("x")
+            return s.get("x"), s.get("missing")
+
+        state = program.run(backend=client)
+        assert state.ret_value == ("answer 1", None)
+        assert state.get("x") == "answer 1"
+        assert state.get("missing", 7) == 7
+
     def test_nothing_can_be_appended_after_the_end(self, client: ScriptedClient) -> None:
         state = ask.run("x", backend=client)
         with pytest.raises(ProgramSyntaxError, match="ended"):
@@ -370,9 +381,9 @@ class TestErrors:
             s += "a" + sgl.gen("x")
 
             async def helper() -> str:
-                with pytest.raises(ProgramSyntaxError, match="await s.get"):
+                with pytest.raises(ProgramSyntaxError, match="await s.get_async"):
                     s["x"]
-                return await s.get("x")
+                return await s.get_async("x")
 
             return await asyncio.create_task(helper())
 

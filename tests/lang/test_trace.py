@@ -145,7 +145,7 @@ def test_async_programs_are_traced_too() -> None:
     @sgl.function
     async def program(s: Any) -> None:
         s += "a" + sgl.gen("x")
-        s += await s.get("x")
+        s += await s.get_async("x")
 
     assert ops(program.trace()) == ["text", "gen", "variable"]
 
