@@ -38,3 +38,8 @@ def command(
             global_config.timelines = None
             if timelines:
                 print(f"timeline of {len(timelines)} runs: {write_timelines(timelines, out)}", file=sys.stderr)
+    if not timelines:
+        raise InvalidRequest(
+            f"{file} has run no program, so there is no timeline: call one in it, for example under "
+            'if __name__ == "__main__": my_program.run(...)'
+        )
