@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from sglite.errors import GrammarViolation, InvalidRequest, Overloaded, SgliteError
+from sglite.errors import EngineDead, GrammarViolation, InvalidRequest, Overloaded, SgliteError
 from sglite.grammar.matcher import BatchAdvancer, CompiledGrammar
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
 from sglite.runtime.batch import Executor, PendingStep, StepResult
@@ -43,6 +43,8 @@ __all__ = ["EngineCore", "GrammarService"]
 
 _log = logging.getLogger(__name__)
 _NEUTRAL = SamplingDefaults()
+
+MAX_FAILED_STEPS = 5  # one after the other: then the device is broken, and no request would be answered any more
 
 
 class EngineCore:
@@ -116,6 +118,7 @@ class EngineCore:
         self._deadlines: dict[str, float] = {}
         self._queued: tuple[Step, PendingStep] | None = None  # the step on the device, when overlapped
         self._overlap = executor.overlaps if config.overlap is None else config.overlap
+        self._failed_in_a_row = 0
         self._waker: Callable[[], None] = _nobody
 
     # -- requests
@@ -199,7 +202,10 @@ class EngineCore:
         return min(self._deadlines.values(), default=None)
 
     def step(self) -> list[RequestOutput | ScoreOutput]:
-        """One turn of the loop. Returns at once when there is nothing to do. Never raises for a request's sake."""
+        """One turn of the loop. Returns at once when there is nothing to do. Never raises for a request's sake;
+        raises EngineDead where the executor only fails any more."""
+        if self._failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineDead(f"{self._failed_in_a_row} steps in a row failed; the log has their errors")
         now = self._clock()
         self._take_in(now)
         if self._overlap and not self._scheduler.wants_turn():
@@ -290,6 +296,7 @@ class EngineCore:
 
     def _apply(self, step: Step, result: StepResult) -> None:
         began = time.perf_counter()
+        self._failed_in_a_row = 0
         self._outputs.apply(step, result)
         self.metrics.apply_s += time.perf_counter() - began
 
@@ -308,6 +315,7 @@ class EngineCore:
         """The requests of this step end; who shared what it was computing starts over."""
         _log.exception("step %d failed", step.batch.step, exc_info=error)
         self.metrics.failed_steps += 1
+        self._failed_in_a_row += not isinstance(error, SgliteError)  # ours says that a request is at fault
         for request, start in zip(step.requests, step.batch.starts.tolist(), strict=True):
             self._scheduler.discard_computed(request, start)
         for request in step.requests:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sglite.errors import EngineDead
 from sglite.protocol import FinishReason
+from sglite.runtime.engine import MAX_FAILED_STEPS
 from tests.runtime.harness import Harness, greedy
 
 BOTH_LOOPS = pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
@@ -73,3 +75,17 @@ def test_a_row_whose_sampling_fails_ends_alone(overlap: bool) -> None:
     assert harness.output(bad).finish_reason is FinishReason.ERROR
     assert "NaN" in harness.output(bad).error.message
     assert list(harness.output(good).token_ids) == greedy("good", 10)
+
+
+@BOTH_LOOPS
+def test_an_executor_that_only_fails_ends_the_engine(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    harness.executor.fail_on["forward"] = set(range(1, 5)) | set(range(6, 100))
+    for i in range(4):
+        assert harness.generate(f"{i}", max_tokens=1).finish_reason is FinishReason.ERROR
+    assert harness.generate("works", max_tokens=1).finish_reason is FinishReason.LENGTH  # the count begins again
+    for i in range(MAX_FAILED_STEPS):
+        assert harness.generate(f"{i}", max_tokens=1).finish_reason is FinishReason.ERROR
+    harness.add("nobody answers")
+    with pytest.raises(EngineDead, match="steps in a row failed"):
+        harness.run()
