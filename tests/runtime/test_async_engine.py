@@ -108,6 +108,21 @@ def test_an_error_is_raised_by_the_call_that_caused_it(engine: Engine) -> None:
     assert engine.generate("still here").text == "still here"
 
 
+async def test_a_prompt_is_truncated_where_the_call_says_so(engine: Engine) -> None:
+    engine.generate("a")
+    engine.generate("a", {"truncate_prompt": False})
+    engine.generate("a", {"truncate_prompt": True, "max_tokens": 2})
+    engine.generate(["a", "b"], [{"truncate_prompt": True}, None])
+    engine.generate("a", truncate_prompt=True)
+    await engine.generate_async("a", truncate_prompt=True)
+    list(engine.stream("a", truncate_prompt=True))
+    engine.chat([{"role": "user", "content": "a"}], truncate_prompt=True)
+    found = [request.truncate_prompt for request in engine.core.requests]  # type: ignore[attr-defined]
+    assert found == [False, False, True, True, False, True, True, True, True]
+    with pytest.raises(InvalidRequest, match="truncate_prompt"):
+        engine.generate("a", {"truncate_prompt": "yes"})
+
+
 def test_a_failed_prompt_of_a_list_can_be_returned(engine: Engine) -> None:
     good, bad = engine.generate(["a", ""], on_error="return")
     assert good.text == "a"

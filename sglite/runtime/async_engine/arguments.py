@@ -58,6 +58,16 @@ def sampling_params(
     return params, grammar(**constraints, whitespace=whitespace, on_unsupported=on_unsupported)
 
 
+def split_truncate(given: Sampling) -> tuple[Sampling, bool]:
+    """A dict without its `truncate_prompt`, which is the request's and no sampling parameter, and what it says."""
+    if not isinstance(given, Mapping) or "truncate_prompt" not in given:
+        return given, False
+    value = given["truncate_prompt"]
+    if not isinstance(value, bool | None):
+        raise InvalidRequest(f"truncate_prompt must be true or false, not {value!r}", param="truncate_prompt")
+    return {name: each for name, each in given.items() if name != "truncate_prompt"}, bool(value)
+
+
 def grammar(
     *,
     json_schema: Any = None,

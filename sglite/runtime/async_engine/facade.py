@@ -34,7 +34,15 @@ from sglite.protocol import (
     merge_outputs,
 )
 from sglite.runtime.async_engine import messages as m
-from sglite.runtime.async_engine.arguments import Prompt, Sampling, grammar, is_single, one_grammar, sampling_params
+from sglite.runtime.async_engine.arguments import (
+    Prompt,
+    Sampling,
+    grammar,
+    is_single,
+    one_grammar,
+    sampling_params,
+    split_truncate,
+)
 from sglite.runtime.async_engine.delivery import Item, ThreadSink
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.config import EngineConfig
@@ -130,15 +138,18 @@ class Engine:
         whitespace: Whitespace = "compact",
         on_unsupported: OnUnsupported = "error",
         on_error: OnError = "raise",
+        truncate_prompt: bool = False,
     ) -> Any:
         """Complete one prompt (a RequestOutput; a list of them with n > 1) or several (a list, in order).
 
         `sampling`, also under SGLang's name `sampling_params`: one for all prompts, or a list with one for each. With
         on_error="return" a failed prompt of a list gives an output with `error` in place of ending the call.
+        `truncate_prompt`, also in the dict of `sampling`: of a prompt that is too long, keep the last tokens that fit.
         """
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, whitespace, on_unsupported)
         prompts, single = _prompts(prompt, input_ids)
-        requests = self._requests(prompts, sampling if sampling is not None else sampling_params, spec)
+        given = sampling if sampling is not None else sampling_params
+        requests = self._requests(prompts, given, spec, truncate=truncate_prompt)
         answers = self._answers(requests, on_error)
         return answers[0] if single else answers
 
@@ -157,11 +168,13 @@ class Engine:
         whitespace: Whitespace = "compact",
         on_unsupported: OnUnsupported = "error",
         on_error: OnError = "raise",
+        truncate_prompt: bool = False,
     ) -> Any:
         """`generate` for coroutines. Cancelling it aborts its requests."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, whitespace, on_unsupported)
         prompts, single = _prompts(prompt, input_ids)
-        requests = self._requests(prompts, sampling if sampling is not None else sampling_params, spec)
+        given = sampling if sampling is not None else sampling_params
+        requests = self._requests(prompts, given, spec, truncate=truncate_prompt)
         answers = await self._answers_async(requests, on_error)
         return answers[0] if single else answers
 
@@ -175,10 +188,11 @@ class Engine:
         choices: Sequence[str] | None = None,
         ebnf: str | None = None,
         constraint: GrammarSpec | None = None,
+        truncate_prompt: bool = False,
     ) -> Iterator[RequestOutput]:
         """Pieces of the answer as they come. Closing the iterator aborts the request."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, "compact", "error")
-        (request,) = self._requests([prompt], sampling, spec, stream=True)
+        (request,) = self._requests([prompt], sampling, spec, stream=True, truncate=truncate_prompt)
         return self._pieces(request)
 
     def stream_async(
@@ -191,10 +205,11 @@ class Engine:
         choices: Sequence[str] | None = None,
         ebnf: str | None = None,
         constraint: GrammarSpec | None = None,
+        truncate_prompt: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`stream` for coroutines."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, "compact", "error")
-        (request,) = self._requests([prompt], sampling, spec, stream=True)
+        (request,) = self._requests([prompt], sampling, spec, stream=True, truncate=truncate_prompt)
         return self.stream_request(request)
 
     def chat(self, messages: Messages, sampling: Sampling = None, **options: Any) -> Any:
@@ -333,6 +348,7 @@ class Engine:
         spec: GrammarSpec | None,
         *,
         stream: bool = False,
+        truncate: bool = False,
     ) -> list[GenerateRequest]:
         each: Sequence[Sampling]
         if sampling is None or isinstance(sampling, SamplingParams | Mapping):
@@ -342,11 +358,12 @@ class Engine:
         if len(each) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts but {len(each)} sampling parameters", param="sampling_params")
         requests: list[GenerateRequest] = []
-        converted: dict[int, tuple[SamplingParams, GrammarSpec | None]] = {}
+        converted: dict[int, tuple[SamplingParams, GrammarSpec | None, bool]] = {}
         for prompt, given in zip(prompts, each, strict=True):
             if id(given) not in converted:
-                converted[id(given)] = sampling_params(given)
-            params, own = converted[id(given)]
+                rest, wants_cut = split_truncate(given)
+                converted[id(given)] = (*sampling_params(rest), wants_cut)
+            params, own, own_truncate = converted[id(given)]
             requests.append(
                 GenerateRequest(
                     request_id=self.new_request_id(),
@@ -354,6 +371,7 @@ class Engine:
                     sampling_params=params,
                     grammar=one_grammar(spec, own),
                     stream=stream,
+                    truncate_prompt=truncate or own_truncate,
                 )
             )
         return requests

@@ -126,3 +126,21 @@ async def test_calls_of_one_program_keep_its_arrival_and_tenant(serve: MakeClien
     assert first.program.arrival == second.program.arrival > 0
     assert (first.program.remaining, second.program.remaining) == (2, 1)
     assert first.heal
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_a_prompt_is_truncated_where_the_body_says_so(serve: MakeClient, path: str, body: dict[str, Any]) -> None:
+    client = serve()
+    for more in ({}, {"truncate_prompt": True}):
+        assert (await client.post(path, json=body | more)).status_code == 200
+    assert [r.truncate_prompt for r in client.core.requests] == [False, True]  # type: ignore[attr-defined]
+    if path == "/generate":
+        await client.post(path, json=body | {"sampling_params": {"truncate_prompt": True}})
+        assert client.core.requests[-1].truncate_prompt  # type: ignore[attr-defined]

@@ -42,6 +42,7 @@ async def progress(
         close_on_budget=turn.close_on_budget,
         jump_forward=turn.jump_forward,
         stream=stream,
+        truncate_prompt=turn.truncate_prompt,
     )
     async with aclosing(service.outputs(request, call)) as outputs:
         async for output in outputs:

@@ -46,6 +46,7 @@ class Turn:
     split_reasoning: bool = True
     close_on_budget: bool = False
     jump_forward: bool = True
+    truncate_prompt: bool = False
     template_args: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False  # the last message is an assistant's beginning, to be continued
 

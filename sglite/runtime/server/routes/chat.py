@@ -66,6 +66,7 @@ def turn(body: ChatRequest, limits: Limits) -> Turn:
         split_reasoning=body.separate_reasoning,
         close_on_budget=body.close_on_budget,
         jump_forward=body.jump_forward,
+        truncate_prompt=body.truncate_prompt,
         template_args=body.chat_template_kwargs or {},
         continue_last=body.continue_final_message,
     )

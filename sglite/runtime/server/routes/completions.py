@@ -67,6 +67,7 @@ async def _requests(service: Service, body: CompletionRequest) -> list[GenerateR
             close_on_budget=body.close_on_budget,
             jump_forward=body.jump_forward,
             stream=bool(body.stream),
+            truncate_prompt=body.truncate_prompt,
         )
         for prompt in prompts
     ]

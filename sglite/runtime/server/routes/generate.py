@@ -24,7 +24,7 @@ from sglite.protocol import (
     TokenLogprob,
     Usage,
 )
-from sglite.runtime.async_engine.arguments import sampling_params
+from sglite.runtime.async_engine.arguments import sampling_params, split_truncate
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
 from sglite.runtime.server.config import Limits
@@ -118,8 +118,9 @@ def _request(
         values["logprobs"] = logprobs
         if start < len(prompt):
             values["prompt_logprobs"] = logprobs
+    given, truncate = split_truncate({name: value for name, value in values.items() if value is not None})
     params, grammar = sampling_params(
-        {name: value for name, value in values.items() if value is not None},
+        given,
         whitespace=body.whitespace,
         on_unsupported=body.on_unsupported,
     )
@@ -136,6 +137,7 @@ def _request(
         close_on_budget=body.close_on_budget,
         jump_forward=body.jump_forward,
         stream=body.stream,
+        truncate_prompt=body.truncate_prompt or truncate,
         program=None if body.program is None else service.programs.ref(call.tenant, body.program),
         priority=max(0, body.priority or 0),  # a client may step back, not forward
     )

@@ -45,6 +45,7 @@ class SamplingFields(Body):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    truncate_prompt: bool = False
 
 
 class ConstraintFields(Body):

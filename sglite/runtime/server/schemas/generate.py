@@ -37,6 +37,7 @@ class GenerateBody(Body):
     heal: bool = False
     close_on_budget: bool = False
     jump_forward: bool = True
+    truncate_prompt: bool = False
     whitespace: Literal["compact", "single"] = "compact"
     on_unsupported: Literal["error", "validate"] = "error"
 
