@@ -108,6 +108,14 @@ def test_an_error_is_raised_by_the_call_that_caused_it(engine: Engine) -> None:
     assert engine.generate("still here").text == "still here"
 
 
+def test_an_unknown_parameter_is_refused_with_the_name_that_was_meant(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="'max_tokns'; did you mean max_tokens") as got:
+        engine.generate("a", {"max_tokns": 1})
+    assert "json_schema" in str(got.value)
+    with pytest.raises(InvalidRequest, match="did you mean json_schema"):
+        engine.generate("a", {"json_shema": {}})
+
+
 async def test_a_prompt_is_truncated_where_the_call_says_so(engine: Engine) -> None:
     engine.generate("a")
     engine.generate("a", {"truncate_prompt": False})

@@ -6,6 +6,7 @@ prompt:   text | token ids | a list of either                    ->  a list, and
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -46,9 +47,7 @@ def sampling_params(
         if field in _GRAMMARS:
             constraints[field] = value
         elif field not in _FIELDS:
-            raise InvalidRequest(
-                f"unknown sampling parameter {name!r}; known: {', '.join(sorted(_FIELDS))}", param=name
-            )
+            raise _unknown(name)
         else:
             values[field] = _plain(field, value)
     try:
@@ -124,6 +123,16 @@ def one_grammar(*found: GrammarSpec | None) -> GrammarSpec | None:
 def is_single(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
     """Text, or a list of token ids ([] is one empty prompt)."""
     return isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+
+
+def _unknown(name: str) -> InvalidRequest:
+    close = difflib.get_close_matches(str(name), sorted(_FIELDS | set(_ALIASES) | set(_GRAMMARS)), n=2)
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    return InvalidRequest(
+        f"unknown sampling parameter {name!r}{meant or ';'} known: {', '.join(sorted(_FIELDS))}; "
+        f"constraints: {', '.join(_GRAMMARS)}; of the request: truncate_prompt",
+        param=name,
+    )
 
 
 def _plain(field: str, value: Any) -> Any:
