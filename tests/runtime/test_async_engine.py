@@ -224,6 +224,17 @@ def test_a_closed_engine_says_so_and_closing_twice_is_fine() -> None:
         engine.generate("a")
 
 
+def test_a_dead_engine_raises_a_new_error_each_time() -> None:
+    engine = scripted_engine()
+    engine.shutdown()
+    raised: list[EngineDead] = []
+    for call in (lambda: engine.generate("a"), lambda: engine.generate("a"), engine.stats, engine.stats):
+        with pytest.raises(EngineDead, match="closed") as got:
+            call()
+        raised.append(got.value)
+    assert len({id(error) for error in raised}) == 4
+
+
 def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     engine = scripted_engine()
     assert engine.generate("a").text == "a"

@@ -142,21 +142,23 @@ class Router:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
-        self._failure: SgliteError | None = None
+        self._failure: ErrorInfo | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def failure(self) -> SgliteError | None:
-        """Why nothing can be registered any more."""
-        return self._failure
+        """Why nothing can be registered any more. A new exception each time: one that is raised again and again keeps
+        the tracebacks of all."""
+        return None if self._failure is None else self._failure.to_exception()
 
     def register(self, request_id: str, sink: Sink, *, completions: int = 1) -> None:
         """Raises InvalidRequest for an id in use, and the failure of a router that has failed."""
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            failure = self.failure
+            if failure is not None:
+                raise failure
             if request_id in self._entries:
                 raise InvalidRequest(f"request id {request_id!r} is already in use", param="request_id")
             self._entries[request_id] = _Entry(sink, completions)
@@ -191,7 +193,7 @@ class Router:
     def fail(self, error: SgliteError) -> None:
         """End every unfinished request with this error, and refuse new ones with it."""
         with self._lock:
-            self._failure = error
+            self._failure = ErrorInfo.of(error)
             entries = list(self._entries.items())
             self._entries.clear()
         for request_id, entry in entries:

@@ -310,6 +310,10 @@ class Engine:
         """Abort what runs and free the model. Idempotent."""
         self._finalizer()
 
+    def shutdown(self) -> None:
+        """`close`, under SGLang's name."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 

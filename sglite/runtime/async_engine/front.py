@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from sglite.errors import EngineDead, SgliteError
+from sglite.protocol import ErrorInfo
 from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.delivery import Mailboxes, Router
 
@@ -28,8 +29,9 @@ class Front:
         """A number for a command and the future of its reply. Raises the failure of an engine that has failed."""
         future: Future[Any] = Future()
         with self._lock:
-            if self.router.failure is not None:
-                raise self.router.failure
+            failure = self.router.failure
+            if failure is not None:
+                raise failure
             number = next(self._numbers)
             self._calls[number] = future
         return number, future
@@ -66,7 +68,7 @@ class Front:
             self._calls.clear()
         for future in calls:
             if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+                future.set_exception(ErrorInfo.of(error).to_exception())  # each waiter raises its own
 
     def revive(self) -> None:
         self.router.revive()
