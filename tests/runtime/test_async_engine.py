@@ -116,6 +116,13 @@ def test_an_unknown_parameter_is_refused_with_the_name_that_was_meant(engine: En
         engine.generate("a", {"json_shema": {}})
 
 
+async def test_no_prompts_give_no_answers(engine: Engine) -> None:
+    assert engine.generate([], {"max_tokens": 3}) == []
+    assert await engine.generate_async([]) == []
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.generate("")
+
+
 async def test_a_prompt_is_truncated_where_the_call_says_so(engine: Engine) -> None:
     engine.generate("a")
     engine.generate("a", {"truncate_prompt": False})

@@ -140,7 +140,7 @@ class Engine:
         on_error: OnError = "raise",
         truncate_prompt: bool = False,
     ) -> Any:
-        """Complete one prompt (a RequestOutput; a list of them with n > 1) or several (a list, in order).
+        """Complete one prompt (a RequestOutput; a list of them with n > 1) or several (a list, in order; [] for []).
 
         `sampling`, also under SGLang's name `sampling_params`: one for all prompts, or a list with one for each. With
         on_error="return" a failed prompt of a list gives an output with `error` in place of ending the call.
@@ -489,7 +489,8 @@ def _prompts(
     if (prompt is None) == (input_ids is None):
         raise InvalidRequest("give either prompt or input_ids", param="prompt")
     given: Any = prompt if input_ids is None else input_ids
-    if is_single(given):
+    empty_list = prompt is not None and not isinstance(prompt, str) and not len(prompt)
+    if not empty_list and is_single(given):
         return [given], True
     return list(given), False
 
