@@ -55,7 +55,14 @@ class GrammarError(InvalidRequest):
 
 
 class InvalidGrammar(GrammarError):
-    """The constraint's text cannot be parsed."""
+    """The constraint's text cannot be parsed. `pointer` and `keyword`: where in a schema, if known."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, pointer: str | None = None, keyword: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.pointer = pointer
+        self.keyword = keyword
 
 
 class UnsupportedSchema(GrammarError):

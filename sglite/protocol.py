@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sglite.errors import InvalidRequest, SgliteError, UnsupportedSchema, error_types
+from sglite.errors import InvalidGrammar, InvalidRequest, SgliteError, UnsupportedSchema, error_types
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag", "tools"]
 OnUnsupported = Literal["error", "validate"]
@@ -236,6 +236,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
         cls = error_types().get(self.type, SgliteError)
         if issubclass(cls, UnsupportedSchema):
             return cls(self.message, pointer=self.pointer or "", keyword=self.keyword or "")
+        if issubclass(cls, InvalidGrammar):
+            return cls(self.message, param=self.param, pointer=self.pointer, keyword=self.keyword)
         error = cls(self.message, param=self.param)
         if self.retry_after is not None:
             error.retry_after = self.retry_after  # type: ignore[attr-defined]

@@ -81,6 +81,16 @@ def test_a_refused_schema_names_keyword_and_pointer(write, capsys):
         assert error["pointer"] == "/properties/x/$ref"
 
 
+def test_a_misspelled_type_is_named_with_its_place_and_the_types_that_there_are(write, capsys):
+    schema = write("s.json", {"type": "object", "properties": {"x": {"type": "objct"}}})
+    status, out = run(capsys, "explain", "--schema", schema)
+    error = lines(out)[0]["error"]
+    assert status == 2
+    assert (error["pointer"], error["keyword"]) == ("/properties/x/type", "type")
+    assert "'objct'" in error["message"]
+    assert "array, object" in error["message"]
+
+
 @pytest.mark.parametrize("text", [b"{", b"[1]", b'{"type": 3}'])
 def test_what_is_no_schema_is_refused_too(write, capsys, text):
     status, out = run(capsys, "check", "--schema", write("s.json", text), write("i.json", {}))

@@ -95,7 +95,12 @@ def _type_mask(node: Node) -> int:
     mask = 0
     for name in as_list(node.keywords["type"]):
         if not isinstance(name, str) or name not in TYPE_BITS:
-            raise InvalidGrammar(f"type at {node.pointer or '/'} knows no {name!r}")
+            known = ", ".join(each for each in TYPE_BITS if each != "any")
+            raise InvalidGrammar(
+                f"type at {node.pointer or '/'} knows no {name!r}; the types are {known}",
+                pointer=f"{node.pointer}/type",
+                keyword="type",
+            )
         mask |= TYPE_BITS[name]
     return mask
 
