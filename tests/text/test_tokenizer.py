@@ -35,10 +35,9 @@ def test_decode_gives_back_what_was_encoded(byte_level: Tokenizer, text: str, pa
 
 
 @given(text=st.text())
-def test_token_bytes_joined_are_the_text(byte_level_folder: Path, text: str) -> None:
-    tokenizer = Tokenizer.from_folder(byte_level_folder)
-    ids = tokenizer.encode(text, parse_special=False)
-    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode("utf-8", "surrogatepass")
+def test_token_bytes_joined_are_the_text(byte_level: Tokenizer, text: str) -> None:
+    ids = byte_level.encode(text, parse_special=False)
+    assert b"".join(map(byte_level.token_bytes, ids)) == text.encode("utf-8", "surrogatepass")
 
 
 def test_special_tokens_have_no_bytes_and_other_added_tokens_have(byte_level: Tokenizer) -> None:
