@@ -21,8 +21,8 @@ SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 PLAIN = frozenset(
     {
-        "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy",
-        "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
+        "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+        "divisibleBy", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
         "minProperties", "maxProperties", "required", "dependentRequired", "$ref", "$dynamicRef", "$recursiveRef",
         "$id", "id", "$schema",
     }

@@ -107,7 +107,7 @@ class Emitter:
             objects.emit_object(self, rule, case)
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:
-        """Tell of a rule of `case` that the grammar does not hold; the first node of the case with the keyword is blamed."""
+        """Tell of a rule of `case` that the grammar does not hold: that of the first node with the keyword."""
         for literal in sorted(case.done, key=abs):
             node = self.expander.document.node(max(literal, ~literal))
             if keyword in node.keywords:

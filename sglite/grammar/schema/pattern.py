@@ -21,7 +21,7 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character out of `ranges` (inclusive code points) or Unicode `properties` (name, negated); or none of them."""
+    """One character in `ranges` (inclusive code points) or Unicode `properties` (name, negated), or in none of them."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool = False
@@ -244,7 +244,7 @@ class _Parser:
 
     def hexadecimal(self, kind: str) -> int:
         braced = re.compile(r"\{([0-9a-fA-F]{1,6})\}").match(self.text, self.at)
-        plain = re.compile(r"[0-9a-fA-F]{%d}" % (2 if kind == "x" else 4)).match(self.text, self.at)
+        plain = re.compile("[0-9a-fA-F]{2}" if kind == "x" else "[0-9a-fA-F]{4}").match(self.text, self.at)
         if braced:
             self.at = braced.end()
             return int(braced[1], 16)

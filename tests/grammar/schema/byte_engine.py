@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from sglite.grammar.schema import PreparedSchema
 from sglite.grammar.schema.values import string_text
@@ -23,6 +23,8 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
+# 1,000 optional keys are 3,000 items of a row.
+_LIMITS = LLParserLimits(max_items_in_row=50_000, verbose_errors=False)
 _TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
@@ -31,7 +33,7 @@ class ByteEngine:
 
     def __init__(self, prepared: PreparedSchema) -> None:
         self.prepared = prepared
-        self._start = LLMatcher(_TOKENIZER, LLMatcher.grammar_from_lark(prepared.lark), log_level=0)
+        self._start = LLMatcher(_TOKENIZER, LLMatcher.grammar_from_lark(prepared.lark), log_level=0, limits=_LIMITS)
         if self._start.is_error():
             raise ValueError(self._start.get_error())
 
