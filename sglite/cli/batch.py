@@ -27,9 +27,10 @@ _KIND = inspect.Parameter.KEYWORD_ONLY
 def command(*, source: Path, target: Path, **values: Any) -> None:
     """Answer every request of IN.jsonl (OpenAI's batch lines) into OUT.jsonl.
 
-    Run it again after an interruption: what OUT.jsonl answers is not asked again.
+    A line that is no request gets an error line there and stops no other. Run it again after an interruption: what
+    OUT.jsonl answers is not asked again.
     """
-    # Everything that takes a moment to load is for a batch that is well-formed.
+    # Everything that takes a moment to load is for a file that holds requests.
     from sglite.runtime.server.batch import BatchCounts, check, run_batch
 
     check(source)
@@ -53,4 +54,7 @@ def command(*, source: Path, target: Path, **values: Any) -> None:
 
         app = create_app(engine, server)
         counts = asyncio.run(run_batch(app, source, target, concurrency=running, on_progress=show))
-    console.print(f"{counts.done} answered, {counts.failed} of them with an error, {counts.before} from before")
+    errors = f"{counts.failed} of them with an error"
+    if counts.invalid:
+        errors += f" ({counts.invalid} lines are no requests)"
+    console.print(f"{counts.done} answered, {errors}, {counts.before} from before")

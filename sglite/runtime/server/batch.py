@@ -6,6 +6,10 @@
 Every answer is on disk as soon as it is there, in the order in which they end. A run that was interrupted, or whose
 machine lost power, is continued by the same command: what the output file answers is not asked again, and a last line
 that was cut is dropped.
+
+A line that is no request is answered too, with `"response": null` and what is wrong with it:
+
+    out   {..., "custom_id": null, "response": null, "error": {"code": "invalid_line", "message": ..., "line": 3}}
 """
 
 from __future__ import annotations
@@ -36,11 +40,21 @@ class BatchLine:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no request, and why."""
+
+    number: int
+    custom_id: str | None  # where it has one
+    reason: str
+
+
 @dataclass(slots=True)
 class BatchCounts:
     total: int = 0
     done: int = 0  # in this run
     failed: int = 0  # of those, with another status than 200
+    invalid: int = 0  # of those, lines that are no requests
     before: int = 0  # answered by an earlier run
 
 
@@ -52,11 +66,11 @@ async def run_batch(
     concurrency: int,
     on_progress: Callable[[BatchCounts], None] = lambda counts: None,
 ) -> BatchCounts:
-    """Answer every line of `source` that `target` does not answer yet. Raises InvalidRequest for a malformed source,
-    before anything is asked."""
+    """Answer every line of `source` that `target` does not answer yet. Raises InvalidRequest for a source without any
+    request, before anything is asked."""
     answered = recover(target)
     counts = BatchCounts(total=check(source), before=len(answered))
-    todo = (line for line in read_lines(source) if line.custom_id not in answered)
+    todo = (line for line in read_lines(source) if _key(line) not in answered)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     with target.open("ab") as out:
         writer = _Writer(out)
@@ -64,9 +78,14 @@ async def run_batch(
 
             async def work() -> None:
                 for line in todo:  # one generator for all workers: a line is read when somebody is free for it
-                    status = await _answer(client, line, writer)
+                    if isinstance(line, BadLine):
+                        writer.write(_refusal(line))
+                        counts.invalid += 1
+                        counts.failed += 1
+                    else:
+                        status = await _answer(client, line, writer)
+                        counts.failed += status != 200
                     counts.done += 1
-                    counts.failed += status != 200
                     on_progress(counts)
 
             try:
@@ -78,27 +97,39 @@ async def run_batch(
     return counts
 
 
-def read_lines(source: Path) -> Iterator[BatchLine]:
-    """Raises InvalidRequest with the line's number."""
-    with source.open(encoding="utf-8") as file:
+def read_lines(source: Path) -> Iterator[BatchLine | BadLine]:
+    """Blank lines are skipped; the second use of a custom_id is a BadLine."""
+    seen: set[str] = set()
+    with source.open("rb") as file:
         for number, text in enumerate(file, 1):
-            if text.strip():
-                yield _line(number, text)
+            if not text.strip():
+                continue
+            line = _line(number, text)
+            if isinstance(line, BatchLine) and line.custom_id in seen:
+                line = BadLine(number, line.custom_id, f"custom_id {line.custom_id!r} is used twice")
+            if isinstance(line, BatchLine):
+                seen.add(line.custom_id)
+            yield line
 
 
 def check(source: Path) -> int:
-    """How many requests there are. Raises InvalidRequest for a line that is none, and for a custom_id used twice."""
-    seen: set[str] = set()
+    """How many lines there are to answer. Raises InvalidRequest where none of them is a request: it is another file."""
+    total, first_bad = 0, None
+    requests = False
     for line in read_lines(source):
-        if line.custom_id in seen:
-            raise InvalidRequest(f"{source}:{line.number}: custom_id {line.custom_id!r} is used twice")
-        seen.add(line.custom_id)
-    return len(seen)
+        total += 1
+        requests = requests or isinstance(line, BatchLine)
+        if first_bad is None and isinstance(line, BadLine):
+            first_bad = line
+    if first_bad is not None and not requests:
+        raise InvalidRequest(f"{source} holds no request; line {first_bad.number}: {first_bad.reason}")
+    return total
 
 
-def recover(target: Path) -> set[str]:
-    """The custom_ids that `target` answers. A last line without its end is cut off: its writer was interrupted."""
-    answered: set[str] = set()
+def recover(target: Path) -> set[str | int]:
+    """What `target` answers: custom_ids, and the numbers of lines that are no requests. A last line without its end is
+    cut off: its writer was interrupted."""
+    answered: set[str | int] = set()
     if not target.exists():
         return answered
     whole = 0
@@ -107,8 +138,9 @@ def recover(target: Path) -> set[str]:
             if not raw.endswith(b"\n"):
                 break
             try:
-                answered.add(json.loads(raw)["custom_id"])
-            except (ValueError, KeyError, TypeError) as error:
+                value = json.loads(raw)
+                answered.add(value["error"]["line"] if value.get("error") else value["custom_id"])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidRequest(f"{target} is not the output of a batch: {error}") from error
             whole += len(raw)
     if whole < target.stat().st_size:
@@ -116,21 +148,36 @@ def recover(target: Path) -> set[str]:
     return answered
 
 
-def _line(number: int, text: str) -> BatchLine:
+def _line(number: int, text: bytes) -> BatchLine | BadLine:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"line {number} is not JSON: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
-        raise InvalidRequest(f"line {number} needs an object with custom_id, url and body")
+        return BadLine(number, None, f"it is not JSON: {error}")
+    if not isinstance(value, dict):
+        return BadLine(number, None, "it needs an object with custom_id, url and body")
     custom_id, url = value.get("custom_id"), value.get("url")
     if not isinstance(custom_id, str) or not custom_id:
-        raise InvalidRequest(f"line {number} needs a custom_id")
+        return BadLine(number, None, "it needs a custom_id")
+    if not isinstance(value.get("body"), dict):
+        return BadLine(number, custom_id, "it needs an object with custom_id, url and body")
     if url not in URLS:
-        raise InvalidRequest(f"line {number}: url must be one of {', '.join(URLS)}")
+        return BadLine(number, custom_id, f"url must be one of {', '.join(URLS)}")
     if value.get("method", "POST") != "POST":
-        raise InvalidRequest(f"line {number}: method must be POST")
+        return BadLine(number, custom_id, "method must be POST")
     return BatchLine(number, custom_id, url, {**value["body"], "stream": False})
+
+
+def _key(line: BatchLine | BadLine) -> str | int:
+    return line.custom_id if isinstance(line, BatchLine) else line.number
+
+
+def _refusal(line: BadLine) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{uuid.uuid4().hex}",
+        "custom_id": line.custom_id,
+        "response": None,
+        "error": {"code": "invalid_line", "message": f"line {line.number}: {line.reason}", "line": line.number},
+    }
 
 
 async def _answer(client: httpx.AsyncClient, line: BatchLine, writer: _Writer) -> int:

@@ -68,13 +68,13 @@ async def test_an_interrupted_run_is_continued(serve: MakeClient, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "line 1 is not JSON"),
-        ('{"custom_id": "a", "url": "/v1/completions"}', "line 1 needs an object"),
+        ("{", "line 1: it is not JSON"),
+        ('{"custom_id": "a", "url": "/v1/completions"}', "line 1: it needs an object"),
         ('{"url": "/v1/completions", "body": {}}', "needs a custom_id"),
         ('{"custom_id": "a", "url": "/flush_cache", "body": {}}', "url must be one of"),
     ],
 )
-async def test_a_malformed_file_is_refused_before_anything_is_asked(
+async def test_a_file_without_any_request_is_refused_before_anything_is_asked(
     serve: MakeClient, tmp_path: Path, text: str, reason: str
 ) -> None:
     source = tmp_path / "in.jsonl"
@@ -83,6 +83,30 @@ async def test_a_malformed_file_is_refused_before_anything_is_asked(
     with pytest.raises(InvalidRequest, match=reason):
         await run_batch(client.app, source, tmp_path / "out.jsonl", concurrency=1)  # type: ignore[attr-defined]
     assert not client.core.requests  # type: ignore[attr-defined]
+
+
+async def test_a_line_that_is_no_request_gets_an_error_and_the_others_are_answered(
+    serve: MakeClient, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    first, second = source.read_bytes().splitlines(keepends=True)
+    bad_url = b'{"custom_id": "u", "url": "/x", "body": {}}\n'
+    source.write_bytes(first + b"{cut\n" + bad_url + b"\xff\n" + second + first)
+    target = tmp_path / "out.jsonl"
+    client = serve()
+    counts = await run_batch(client.app, source, target, concurrency=2)  # type: ignore[attr-defined]
+    assert (counts.total, counts.done, counts.failed, counts.invalid) == (6, 6, 4, 4)
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    good = {line["custom_id"]: line["response"]["status_code"] for line in lines if line["error"] is None}
+    assert good == {"r0": 200, "r1": 200}
+    bad = {line["error"]["line"]: line for line in lines if line["error"] is not None}
+    assert sorted(bad) == [2, 3, 4, 6]
+    assert all(line["response"] is None for line in bad.values())
+    assert [bad[n]["custom_id"] for n in (2, 3)] == [None, "u"]
+    assert "not JSON" in bad[2]["error"]["message"]
+    assert "used twice" in bad[6]["error"]["message"]
+    again = await run_batch(client.app, source, target, concurrency=2)  # type: ignore[attr-defined]
+    assert (again.done, again.before) == (0, 6)
 
 
 def test_blank_lines_are_skipped(tmp_path: Path) -> None:
