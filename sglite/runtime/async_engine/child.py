@@ -28,6 +28,8 @@ from sglite.runtime.device.threads import limit_spinning
 HEARTBEAT_S = 1.0
 Build = Callable[[EngineConfig, Callable[[str], None]], Built]
 
+LAST_WORDS_MS = 1000  # a last word gets through, a dead parent holds nobody up
+
 
 class ZmqInbox:
     """Commands from the parent process."""
@@ -65,13 +67,20 @@ def main(folder: str, builder: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     config = EngineConfig(**msgspec.json.decode(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of this thread's sockets alone
+    try:
+        return _run(context, folder, builder, config)
+    finally:
+        context.destroy(linger=LAST_WORDS_MS)  # waits until the last event is on its way
+
+
+def _run(context: zmq.Context[zmq.Socket[bytes]], folder: str, builder: str, config: EngineConfig) -> int:
     socket = _sender(context, folder)
 
     def emit(events: list[m.Event]) -> None:
         socket.send(m.encode(events))
 
-    pulse = _Pulse(context, folder)
+    pulse = _Pulse(zmq.Context(), folder)
     pulse.start()
     limit_spinning()  # the builder's module imports torch
     try:
@@ -117,7 +126,7 @@ def _end_with_parent() -> None:
 def _sender(context: zmq.Context[zmq.Socket[bytes]], folder: str) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.LINGER, 1000)  # milliseconds: a last word gets through, a dead parent holds nobody up
+    socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
     socket.connect(f"ipc://{folder}/events")
     return socket
 

@@ -40,6 +40,7 @@ from sglite.text.types import TextTokenizer
 log = logging.getLogger("sglite.engine")
 
 BUILDER = "sglite.runtime.async_engine.build:build"
+LAST_WORDS_MS = 300
 POLL_MS = 200  # how often a platform without pidfd looks whether the child lives
 SILENCE_S = 60.0  # without any event, heartbeats included: the child hangs
 STUCK_S = 300.0  # within one turn of the loop: the device hangs
@@ -187,6 +188,8 @@ class ProcessBack:
         while True:
             poller.poll(POLL_MS if child.exit_fd is None else 1000)
             exited = child.process.poll() is not None
+            if exited:
+                child.events.poll(LAST_WORDS_MS)  # what it sent may still be on its way through this process
             failure = self._drain(child, vital)
             if failure is not None:
                 return failure
