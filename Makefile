@@ -49,12 +49,19 @@ sizes:
 clean:
 	rm -rf $(RUN_ENV) $(TEST_ENV) build dist *.egg-info
 
-# An environment is made again when what it installs has changed.
-$(RUN_ENV)/.ready: pyproject.toml
-	$(call make_env,$(RUN_ENV),.)
+# Two stamps an environment: the first stands when torch is there, so that an interrupted run goes on behind it. What
+# pyproject.toml changes is installed into the environment that there is; `make clean` makes it from nothing.
+$(RUN_ENV)/.ready: pyproject.toml $(RUN_ENV)/.torch
+	$(call install,$(RUN_ENV),.)
 
-$(TEST_ENV)/.ready: pyproject.toml
-	$(call make_env,$(TEST_ENV),.[dev])
+$(TEST_ENV)/.ready: pyproject.toml $(TEST_ENV)/.torch
+	$(call install,$(TEST_ENV),.[dev])
+
+$(RUN_ENV)/.torch:
+	$(call make_env,$(RUN_ENV))
+
+$(TEST_ENV)/.torch:
+	$(call make_env,$(TEST_ENV))
 
 define make_env
 	@test -n "$(PYTHON)" || { echo "sglite needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -62,7 +69,11 @@ define make_env
 	@$(PYTHON) -m venv --clear $(1) || { echo "python's venv module is missing (Debian: apt install python3-venv)"; exit 1; }
 	@echo "=== Installing $(TORCH) (the largest part; a few hundred MB on a CPU)"
 	@$(1)/bin/python -m pip install --disable-pip-version-check "$(TORCH)"
+	@touch $(1)/.torch
+endef
+
+define install
 	@echo "=== Installing sglite and the rest"
-	@$(1)/bin/python -m pip install --disable-pip-version-check --editable "$(2)"
+	@$(1)/bin/python -m pip install --disable-pip-version-check "$(TORCH)" --editable "$(2)"
 	@touch $(1)/.ready
 endef

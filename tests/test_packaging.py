@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -23,6 +24,30 @@ def run(*command: str, **env: str) -> str:
 
 def test_the_options_page_is_made_from_the_code() -> None:
     run(sys.executable, "scripts/options_page.py", "--check")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_an_interrupted_quickstart_goes_on_behind_torch(tmp_path: Path) -> None:
+    """With a Python that only writes down what it is asked, and an install of sglite that fails once."""
+    log, env = tmp_path / "log", tmp_path / "env"
+    fake = tmp_path / "python"
+    fake.write_text(
+        "#!/bin/sh\n"
+        f'echo "$*" >> {log}\n'
+        f'case "$*" in\n'
+        f"  *venv*) rm -rf {env}; mkdir -p {env}/bin; cp $0 {env}/bin/python;;\n"
+        f"  *editable*) test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 1; }};;\n"
+        "esac\n"
+    )
+    fake.chmod(0o755)
+    command = ["make", "quickstart", f"PYTHON={fake}", f"RUN_ENV={env}"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode != 0
+    run(*command)
+    asked = log.read_text()
+    assert (asked.count("-m venv"), asked.count("--editable")) == (1, 2)
+    assert asked.rstrip().endswith("examples/quickstart.py")
+    run(*command)
+    assert log.read_text().count("-m pip") == asked.count("-m pip")
 
 
 def test_every_page_that_a_page_links_exists() -> None:
