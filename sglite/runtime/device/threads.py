@@ -8,14 +8,14 @@ import sys
 from collections.abc import Container, MutableMapping
 from pathlib import Path
 
-_SPINS = "20000"  # tens of microseconds: longer than the gap between two kernels of a step, far below a time slice
+_SPINS = "20000"  # `pause` instructions, under a millisecond in all: the usual wait at a barrier, not a time slice
 
 
 def limit_spinning(environ: MutableMapping[str, str] = os.environ, loaded: Container[str] = sys.modules) -> None:
     """Let OpenMP threads that wait for each other go to sleep soon. Call before torch is first imported: libgomp reads
     its settings once, when it is loaded. Nothing is changed where torch is there already or the user has set either.
 
-    libgomp by default spins for milliseconds at every barrier, of which a step has hundreds. Where another process has
+    libgomp by default spins 300,000 times (up to 10 ms) at every barrier, of which a step has hundreds. Where another process has
     the core of the thread that is waited for, the spinning itself keeps that thread from running.
     """
     if "torch" in loaded or "GOMP_SPINCOUNT" in environ or "OMP_WAIT_POLICY" in environ:
