@@ -22,7 +22,8 @@ NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"
 PLAIN = frozenset(
     {
         "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-        "divisibleBy", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
+        "divisibleBy", "minLength", "maxLength", "pattern", "format",
+        "minItems", "maxItems", "uniqueItems", "minContains", "maxContains",
         "minProperties", "maxProperties", "required", "dependentRequired", "$ref", "$dynamicRef", "$recursiveRef",
         "$id", "id", "$schema",
     }

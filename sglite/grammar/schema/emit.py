@@ -108,8 +108,8 @@ class Emitter:
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:
         """Tell of a rule of `case` that the grammar does not hold: that of the first node with the keyword."""
-        for literal in sorted(case.done, key=abs):
-            node = self.expander.document.node(max(literal, ~literal))
+        for member in sorted(case.done, key=abs):
+            node = self.expander.document.node(max(member, ~member))
             if keyword in node.keywords:
                 self.on_gap(Gap(ALL_TYPES, node.id, f"{node.pointer}/{keyword}", keyword, reason))
                 return

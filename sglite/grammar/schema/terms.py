@@ -254,7 +254,7 @@ class Terms:
         return [inner for keyword in keywords for inner in self._conjuncts(node, keyword)]
 
     def plain_union(self, literals: tuple[Literal, ...]) -> list[Literal] | None:
-        """The branches of a node that is nothing but an anyOf or a oneOf of disjoint branches: each has its own rule."""
+        """The branches of a node that is nothing but an anyOf or a disjoint oneOf: each has its own rule."""
         if len(literals) != 1 or literals[0] < 0:
             return None
         terms = self.of(literals[0])
