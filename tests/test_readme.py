@@ -28,6 +28,7 @@ def test_files_and_commands_exist() -> None:
         assert (ROOT / target).exists(), target
     for command in re.findall(r"`sglite (\w+)", README):
         assert command in cli.COMMANDS, command
+    assert set(re.findall(r"`sglite (\w+)", README)) >= set(cli.COMMANDS)
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
