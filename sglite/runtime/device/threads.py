@@ -15,8 +15,8 @@ def limit_spinning(environ: MutableMapping[str, str] = os.environ, loaded: Conta
     """Let OpenMP threads that wait for each other go to sleep soon. Call before torch is first imported: libgomp reads
     its settings once, when it is loaded. Nothing is changed where torch is there already or the user has set either.
 
-    libgomp by default spins 300,000 times (up to 10 ms) at every barrier, of which a step has hundreds. Where another process has
-    the core of the thread that is waited for, the spinning itself keeps that thread from running.
+    libgomp by default spins 300,000 times (up to 10 ms) at every barrier, of which a step has hundreds. Where another
+    process has the core of the thread that is waited for, the spinning itself keeps that thread from running.
     """
     if "torch" in loaded or "GOMP_SPINCOUNT" in environ or "OMP_WAIT_POLICY" in environ:
         return
