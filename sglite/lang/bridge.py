@@ -59,16 +59,40 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
         _thread.is_program_loop = True
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._closed:
+            # asyncio lets these two out of a task that a program started itself: they end that task, not the loop.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """SystemExit and KeyboardInterrupt go on in whoever waits, as any error does."""
+        outcome: Future[T] = Future()
+        task = asyncio.run_coroutine_threadsafe(_contained(coroutine), self.loop)
+
+        def ended(task: Future[tuple[T | None, BaseException | None]]) -> None:
+            if task.cancelled():
+                outcome.cancel()
+            if not outcome.set_running_or_notify_cancel():
+                return
+            error = task.exception()
+            result: Any = None
+            if error is None:
+                result, error = task.result()
+            if error is None:
+                outcome.set_result(result)
+            else:
+                outcome.set_exception(error)
+
+        outcome.add_done_callback(lambda outcome: task.cancel() if outcome.cancelled() else None)
+        task.add_done_callback(ended)
+        return outcome
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for it; an interrupt (Ctrl-C) cancels it."""
@@ -82,8 +106,17 @@ class LoopThread:
     def close(self) -> None:
         with contextlib.suppress(TimeoutError):
             self.submit(_cancel_others()).result(EXIT_S)
+        self._closed = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(EXIT_S)
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+    """Its result, or what would end the event loop if a task raised it."""
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
 
 
 async def _cancel_others() -> None:
