@@ -304,10 +304,17 @@ class Branch:
             if start:
                 self._running = True
         if start:
-            with self.session.lock:
-                self.session.busy.add(self)
+            cancelled = self._become_busy()
             self.session.loop.call_soon_threadsafe(self._start)
+            if cancelled is not None and not isinstance(items[0].node, Snapshot):
+                self.session.loop.call_soon_threadsafe(self._cancel, cancelled)
         return True
+
+    def _become_busy(self) -> str | None:
+        """Why the session has been cancelled, if it has: from here on `Session.cancel` finds this state by itself."""
+        with self.session.lock:
+            self.session.busy.add(self)
+            return self.session.cancelled
 
     # ---- the task's side: the program loop ------------------------------------------------------------------------
 
@@ -324,9 +331,10 @@ class Branch:
             start = bool(self._queue) and not self._running
             self._running = self._running or start
         if start:
-            with self.session.lock:
-                self.session.busy.add(self)
+            cancelled = self._become_busy()
             self._start()
+            if cancelled is not None:
+                self._cancel(cancelled)
 
     def show(self, text: str) -> None:
         """Generated text, as it comes."""

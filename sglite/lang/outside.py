@@ -28,22 +28,30 @@ class Outside:
             wait(self._branch.session.returned)
         return self._branch
 
+    def _succeeded(self, name: str | None = None) -> Branch:
+        """Raises what the program failed with, except for a variable that it had bound by then."""
+        branch = self._returned(name)
+        error = branch.session.error
+        if error is not None and (name is None or name not in branch.slots):
+            raise error from error.__cause__
+        return branch
+
     def append(self, node: Node) -> None:
         self._returned().append(node)
 
     def read(self, name: str) -> Any:
-        return self._returned(name).read(name)
+        return self._succeeded(name).read(name)
 
     async def read_async(self, name: str) -> Any:
         if name not in self._branch.slots:
             await until_done(self._branch.session.returned)
-        return await self._branch.read_async(name)
+        return await self._succeeded(name).read_async(name)
 
     def raw(self, name: str) -> Any:
-        return self._returned(name).raw(name)
+        return self._succeeded(name).raw(name)
 
     def meta(self, name: str) -> Any:
-        return self._returned(name).meta(name)
+        return self._succeeded(name).meta(name)
 
     def assign(self, name: str, value: Any) -> None:
         self._returned().assign(name, value)
@@ -61,13 +69,13 @@ class Outside:
         self._returned().concatenate(children)
 
     def sync(self) -> None:
-        self._returned().sync()
+        self._succeeded().sync()
 
     def text(self) -> str:
-        return self._returned().text()
+        return self._succeeded().text()
 
     def messages(self) -> list[dict[str, Any]]:
-        return self._returned().messages()
+        return self._succeeded().messages()
 
     def error(self) -> ProgramError | None:
         return self._returned().error()

@@ -95,6 +95,8 @@ class Session:
 
     def cancel(self, reason: str) -> None:
         """Stop all states; reads in them raise, and nothing can be appended any more."""
-        self.cancelled = self.cancelled or reason
-        for branch in self.busy_branches():
+        with self.lock:  # a state that becomes busy later sees the flag
+            self.cancelled = self.cancelled or reason
+            busy = list(self.busy)
+        for branch in busy:
             branch.cancel(reason)
