@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import contextvars
 import itertools
+import os
 import queue
 import threading
 import types
@@ -152,6 +153,13 @@ class _Lazy(Generic[C]):
                 self._made = self._make()
                 atexit.register(self._made.close)
             return self._made
+
+    def forget(self) -> None:
+        """In a child process after a fork: the threads are the parent's, and a lock may have been held just then."""
+        made, self._made = self._made, None
+        self._lock = threading.Lock()
+        if made is not None:
+            atexit.unregister(made.close)
 
 
 program_loop = _Lazy(lambda: LoopThread("sglite-programs"))
@@ -297,6 +305,10 @@ class WorkerPool:
 
 
 worker_pool = _Lazy(WorkerPool)
+
+if hasattr(os, "register_at_fork"):
+    for _lazy in (program_loop, coroutine_loop, worker_pool):
+        os.register_at_fork(after_in_child=_lazy.forget)
 
 
 # ---- coroutines: each step in a greenlet, so that a read inside it can give the loop back --------------------------

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +86,35 @@ def test_an_async_program_that_exits_leaves_the_next_one_running() -> None:
     with pytest.raises(SystemExit):
         leaves.run(backend=ScriptedClient())
     assert answers.run(backend=ScriptedClient(["yes"]))["a"] == "yes"
+
+
+_FORKED = """
+import os, sys
+import sglite as sgl
+from tests.fakes.client import ScriptedClient
+
+@sgl.function
+def plain(s):
+    s += "x" + sgl.gen("a")
+
+@sgl.function
+async def coroutine(s):
+    s += "x" + sgl.gen("a")
+
+def all_kinds():
+    client = ScriptedClient(lambda prompt: "yes")
+    found = [plain.run(backend=client), coroutine.run(backend=client), *plain.run_batch([{}] * 2, backend=client)]
+    assert [state["a"] for state in found] == ["yes"] * 4
+
+all_kinds()
+pid = os.fork()
+all_kinds()
+if pid:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
+def test_programs_run_in_a_forked_child() -> None:
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], check=True, timeout=20, cwd=root)
