@@ -8,7 +8,7 @@ import sys
 from collections.abc import Container, MutableMapping
 from pathlib import Path
 
-_SPINS = "20000"  # `pause` instructions, under a millisecond in all: the usual wait at a barrier, not a time slice
+_SPINS = "2000"  # `pause` instructions, some 0.1 ms: the usual wait at a barrier, not a time slice
 
 
 def limit_spinning(environ: MutableMapping[str, str] = os.environ, loaded: Container[str] = sys.modules) -> None:

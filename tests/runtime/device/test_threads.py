@@ -9,7 +9,7 @@ from sglite.runtime.device.threads import limit_spinning
 def test_waiting_threads_spin_for_a_short_time_only() -> None:
     environ: dict[str, str] = {}
     limit_spinning(environ, loaded=())
-    assert environ == {"GOMP_SPINCOUNT": "20000"}
+    assert environ == {"GOMP_SPINCOUNT": "2000"}
 
 
 def test_what_the_user_set_and_a_torch_that_is_loaded_are_left_alone() -> None:
@@ -36,4 +36,4 @@ sglite.Engine(model="no-such-model", device="cpu")
 """
     environ = {"PATH": "/usr/bin:/bin"}
     found = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
-    assert found.stdout.strip().endswith("20000"), found.stderr
+    assert found.stdout.strip().endswith("2000"), found.stderr
