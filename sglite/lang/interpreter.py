@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from sglite.errors import IncompleteOutput, InvalidRequest, ProgramSyntaxError, SgliteError
+from sglite.errors import BackendError, IncompleteOutput, InvalidRequest, ProgramSyntaxError, SgliteError
 from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
@@ -179,18 +179,28 @@ async def _outputs(
         async for output in outputs:
             if output.error is not None:
                 raise output.error.to_exception()
+            if not 0 <= output.index < len(pieces):
+                raise BackendError(f"the backend answered completion {output.index} of {len(pieces)}")
             pieces[output.index].append(output)
             if output.index == 0 and params.max_tokens != 0:
                 if slot is not None:
                     slot.pieces.append((output.text, gen_meta(request, output, params, client.tokenizer)))
                 branch.show(output.text)
-    if not all(pieces):
-        raise SgliteError("the backend ended the stream without an answer")
-    merged = [merge_outputs(outputs) for outputs in pieces]
-    for output in merged:
-        if output.finish_reason is FinishReason.SCHEMA_VIOLATION:
-            raise SgliteError(f"the output violates the constraint: {output.reason}")
-    return merged
+    return [_whole(outputs) for outputs in pieces]
+
+
+def _whole(pieces: list[RequestOutput]) -> RequestOutput:
+    """Raises where the backend did not bring its answer to an end, or the answer is none."""
+    if not pieces:
+        raise BackendError("the backend ended the stream without an answer")
+    output = merge_outputs(pieces)
+    if not output.finished:
+        raise BackendError("the stream ended before the answer did")
+    if output.finish_reason is FinishReason.ABORT:
+        raise BackendError("the backend gave the answer up before its end")
+    if output.finish_reason is FinishReason.SCHEMA_VIOLATION:
+        raise SgliteError(f"the output violates the constraint: {output.reason}")
+    return output
 
 
 def _stream(branch: Branch, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
@@ -301,7 +311,7 @@ async def _select_by_text(branch: Branch, select: Select) -> Outcome:
     params, sampling = resolved(gen.params, GenParams())
     request = generate_request(branch, gen, branch.transcript.prompt(), sampling)
     async with aclosing(_stream(branch, request)) as outputs:
-        output = merge_outputs([o async for o in outputs])
+        output = _whole([o async for o in outputs])
     if output.text not in select.choices:
         raise SgliteError(f"the backend answered {output.text!r}, which is none of the choices")
     branch.session.add_usage(output.usage)

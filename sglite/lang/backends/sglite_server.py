@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglite.errors import BackendError, InvalidRequest, RequestAborted
+from sglite.errors import BackendError, InvalidRequest
 from sglite.lang.backends.http import Http
 from sglite.protocol import (
     Coverage,
@@ -111,7 +111,10 @@ class RuntimeEndpoint:
             return
         seen = [_Cumulative(request, index) for index in range(request.sampling_params.n)]
         async for answer in self._http.events("/generate", body):
-            yield seen[int(answer.get("index") or 0)].output(answer)
+            index = int(answer.get("index") or 0)
+            if not 0 <= index < len(seen):
+                raise BackendError(f"the backend answered completion {index} of {len(seen)}")
+            yield seen[index].output(answer)
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         """One HTTP request for all options. The server computes the shared prompt once."""
@@ -186,23 +189,30 @@ class _Cumulative:
     def __init__(self, request: GenerateRequest, index: int) -> None:
         self._request = request
         self._index = index
-        self._chars = self._ids = self._logprobs = 0
+        self._text = ""
+        self._ids = self._logprobs = 0
 
     def output(self, answer: dict[str, Any]) -> RequestOutput:
-        """Raises RequestAborted for an answer that the server gave up."""
+        """Raises BackendError for an answer that the server gave up, and for one that takes text back."""
         meta = answer["meta_info"]
         reason, matched = _finish(meta.get("finish_reason"))
-        text, ids = str(answer["text"]), list(answer.get("output_ids") or ())
+        text, ids = answer["text"], list(answer.get("output_ids") or ())
+        if not isinstance(text, str):
+            raise BackendError(f"the backend's answer is in an unknown shape: its text is {text!r}")
+        if reason is None:
+            text = text[: len(text) - _begun_stop(text, self._request.sampling_params.stop)]
+        if not text.startswith(self._text):
+            raise BackendError("the backend took back text that it had sent")
         logprobs = _logprobs(meta, "output")
         made = RequestOutput(
             request_id=self._request.request_id,
             index=self._index,
-            text=text[self._chars :],
+            text=text[len(self._text) :],
             token_ids=tuple(ids[self._ids :]),
             finish_reason=reason,
             matched_stop=matched,
             logprobs=tuple(entry for entry in logprobs[self._logprobs :] if entry is not None),
-            prompt_logprobs=() if self._logprobs or self._chars else tuple(_logprobs(meta, "input")),
+            prompt_logprobs=() if self._logprobs or self._text else tuple(_logprobs(meta, "input")),
             usage=Usage(
                 prompt_tokens=_count(meta, "prompt_tokens"),
                 cached_tokens=_count(meta, "cached_tokens"),
@@ -210,8 +220,14 @@ class _Cumulative:
                 forced_tokens=_count(meta, "forced_tokens"),
             ),
         )
-        self._chars, self._ids, self._logprobs = len(text), len(ids), len(logprobs)
+        self._text, self._ids, self._logprobs = text, len(ids), len(logprobs)
         return made
+
+
+def _begun_stop(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end may be the beginning of a stop text: SGLang cuts it off when it is complete."""
+    sizes = (size for stop in stops for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size]))
+    return max(sizes, default=0)
 
 
 def _generate_body(request: GenerateRequest) -> dict[str, Any]:
@@ -275,12 +291,13 @@ def _constraint(spec: GrammarSpec) -> dict[str, Any]:
 
 
 def _finish(given: Any) -> tuple[FinishReason | None, str | int | None]:
-    """Raises RequestAborted."""
+    """Raises BackendError for an answer that the server gave up."""
     if given is None:
         return None, None
     kind = given.get("type") if isinstance(given, dict) else str(given)
     if kind == "abort":
-        raise RequestAborted(str(given.get("message") or "the server gave the request up"))
+        said = given.get("message") if isinstance(given, dict) else None
+        raise BackendError(str(said or "the server gave the request up"))
     matched = given.get("matched") if isinstance(given, dict) else None
     try:
         return FinishReason(str(kind)), matched
