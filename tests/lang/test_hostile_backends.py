@@ -56,7 +56,7 @@ def openai(serve: Serve, answer: Response) -> Any:
     return sgl.OpenAI("m", base_url=served(serve, answer), api_key="k", is_chat_model=False)
 
 
-def refused(backend: Any, *, stream: bool, match: str = "", **options: Any) -> None:
+def refused(backend: Any, *, stream: bool, match: str = ".", **options: Any) -> None:
     with pytest.raises(ProgramError, match=match) as caught:
         program.run(backend=backend, stream=stream, **options)["a"]
     assert isinstance(caught.value.__cause__, BackendError)
@@ -95,3 +95,74 @@ def test_the_beginning_of_a_stop_text_is_held_back_until_it_is_known(serve: Serv
     assert program.run(backend=endpoint(serve, cut), stream=True, stop="\nQ:").text() == "xa"
     kept = stream_of(piece("a\n"), piece("a\nb"), piece("a\nbc", STOP))
     assert program.run(backend=endpoint(serve, kept), stream=True, stop="\nQ:").text() == "xa\nbc"
+
+
+DEEP = "[" * 100_000
+GARBLED: list[Any] = [
+    "garbage",
+    None,
+    5,
+    [None],
+    {},
+    {"text": "a"},
+    piece(None, STOP),
+    piece("a", STOP, output_ids=5),
+    {"text": "a", "meta_info": None},
+    {"text": "a", "meta_info": {"finish_reason": STOP, "prompt_tokens": "many"}},
+    {"text": "a", "meta_info": {"finish_reason": STOP, "output_token_logprobs": [5]}},
+    {"text": "a", "meta_info": {"finish_reason": "abort"}},
+    {"choices": None},
+    {"choices": [None]},
+    choice({"a": 1}, "stop"),
+    choice("a", "stop", index="q"),
+]
+
+
+def test_an_answer_in_an_unknown_shape_is_refused(serve: Serve) -> None:
+    now: list[Response] = []
+
+    async def tell(request: Request) -> Response:
+        return now[-1]
+
+    async def model(request: Request) -> Response:
+        return JSONResponse({"model_path": "m"})
+
+    routes = [Route("/get_model_info", model), Route("/{path:path}", tell, methods=["POST"])]
+    url = serve(Starlette(routes=routes))
+    own, other = sgl.RuntimeEndpoint(url), sgl.OpenAI("m", base_url=url, api_key="k", is_chat_model=False)
+    for answer in GARBLED:
+        for backend in (own, other):
+            now.append(JSONResponse(answer))
+            refused(backend, stream=False)
+            now.append(stream_of(answer if not isinstance(answer, str) else json.dumps(answer)))
+            refused(backend, stream=True)
+
+
+@pytest.mark.parametrize("text", ["<html>", "", DEEP, "{'a': 1}"])
+def test_an_answer_that_is_not_json_is_refused(serve: Serve, text: str) -> None:
+    refused(endpoint(serve, Response(text)), stream=False, match="not JSON")
+    refused(openai(serve, Response(text)), stream=False, match="not JSON")
+    if text:
+        refused(endpoint(serve, stream_of(text)), stream=True, match="not JSON")
+
+
+@pytest.mark.parametrize("error", ["no luck", {"message": "no luck"}, {"message": "no luck", "status": "abc"}])
+def test_an_error_with_status_200_keeps_its_message(serve: Serve, error: Any) -> None:
+    for make in (endpoint, openai):
+        refused(make(serve, JSONResponse({"error": error})), stream=False, match="no luck")
+        refused(make(serve, JSONResponse({"error": error})), stream=True, match="no luck")
+        refused(make(serve, stream_of({"error": error})), stream=True, match="no luck")
+
+
+@pytest.mark.parametrize("info", ["garbage", ["a"], 5, {"vocab_size": "x"}, {"tokenizer_path": "a" * 5000}])
+def test_a_server_that_says_nonsense_of_its_model_is_refused(serve: Serve, info: Any) -> None:
+    url = served(serve, JSONResponse({}), info)
+    with pytest.raises(BackendError, match="unknown shape"):
+        sgl.RuntimeEndpoint(url)
+
+
+def test_a_closed_backend_says_so(serve: Serve) -> None:
+    backend = endpoint(serve, JSONResponse(piece("a", STOP)))
+    assert program.run(backend=backend)["a"] == "a"
+    backend.close()
+    refused(backend, stream=False, match="has been closed")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,11 +26,13 @@ class Http:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         self._verify = verify
+        self._closed = False
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
         self._finalizer = weakref.finalize(self, _close, self._clients)  # for those who do not call close
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
+        self._closed = True
         self._finalizer()
 
     def get_now(self, path: str) -> Any:
@@ -42,33 +45,42 @@ class Http:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Raises BackendError and what the remote says."""
+        answer = await self._posted(path, body)
+        return _checked(answer, answer.content)
+
+    async def tell(self, path: str, body: Mapping[str, Any]) -> None:
+        """As `post`, where the answer's body says nothing and need not be JSON."""
+        answer = await self._posted(path, body)
+        if answer.status_code != 200:
+            _checked(answer, answer.content)
+
+    async def _posted(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         try:
-            answer = await self._client().post(path, json=body)
+            return await self._client().post(path, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        return _checked(answer, answer.content)
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any]:
         """The JSON of each server-sent event. Raises as `post`; an event that holds an error is raised too."""
         try:
             async with self._client().stream("POST", path, json=body) as answer:
-                if answer.status_code != 200:
+                if answer.status_code != 200 or "application/json" in answer.headers.get("content-type", ""):
                     _checked(answer, await answer.aread())
+                    raise BackendError("the backend answered with something else than a stream")
                 async for line in answer.aiter_lines():
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or not data:
                         continue
                     if data == "[DONE]":
                         return
-                    event = json.loads(data)
-                    if isinstance(event, dict) and event.get("error") is not None:
-                        raise error_of(event["error"], status=int(event["error"].get("status", 500)))
-                    yield event
+                    yield _good(_parsed(data))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
     def _client(self) -> httpx.AsyncClient:
-        """A pool belongs to the event loop that opened its connections."""
+        """A pool belongs to the event loop that opened its connections. Raises BackendError after `close`."""
+        if self._closed:
+            raise BackendError(f"this backend has been closed: make a new one for {self.base_url}")
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
@@ -108,13 +120,42 @@ def error_of(body: Any, *, status: int, retry_after: float = 1.0) -> SgliteError
     return BackendError(f"the backend answered {status}: {message}", param=found.get("param"))
 
 
+@contextlib.contextmanager
+def known_shape() -> Iterator[None]:
+    """Around the reading of an answer. Raises BackendError where it is not what the API's answers look like."""
+    try:
+        yield
+    except SgliteError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, OSError) as error:
+        raise BackendError(f"the backend's answer is in an unknown shape: {type(error).__name__}: {error}") from error
+
+
+def _parsed(content: bytes | str) -> Any:
+    """Raises BackendError for what is not JSON."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        shown = content[:MAX_ERROR_CHARS]
+        raise BackendError(f"the backend's answer is not JSON: {shown!r}") from error
+
+
+def _good(body: Any) -> Any:
+    """Raises the error that an answer with status 200 may hold."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if error is None:
+        return body
+    status = error.get("status") if isinstance(error, dict) else None
+    raise error_of(error, status=status if isinstance(status, int) else 500)
+
+
 def _checked(answer: httpx.Response, content: bytes) -> Any:
+    if answer.status_code == 200:
+        return _good(_parsed(content))
     try:
         body = json.loads(content) if content else None
-    except ValueError:
+    except (ValueError, RecursionError):
         body = content.decode(errors="replace")
-    if answer.status_code == 200:
-        return body
     given = answer.headers.get("retry-after", "")
     retry_after = float(given) if given.replace(".", "", 1).isdigit() else 1.0
     error = body.get("error", body) if isinstance(body, dict) else body

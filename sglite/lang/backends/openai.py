@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from sglite.errors import BackendError, InvalidRequest
-from sglite.lang.backends.http import Http
+from sglite.lang.backends.http import Http, known_shape
 from sglite.protocol import (
     Coverage,
     FinishReason,
@@ -203,21 +203,23 @@ async def _answers(
     """Raises BackendError for an answer in another shape."""
     if not stream:
         answer = await http.post(path, body)
-        for choice in answer["choices"]:
-            yield _output(request, choice, _text(choice, "message"), _usage(answer.get("usage")))
+        with known_shape():
+            for choice in answer["choices"]:
+                yield _output(request, choice, _text(choice, "message"), _usage(answer.get("usage")))
         return
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     # The usage comes after the last choice: each choice's end waits for it.
     ended: dict[int, RequestOutput] = {}
     usage = Usage()
-    async for answer in http.events(path, asked):
-        usage = _usage(answer["usage"]) if answer.get("usage") else usage
-        for choice in answer.get("choices") or ():
-            output = _output(request, choice, _text(choice, "delta"), Usage())
-            if output.finished:
-                ended[output.index] = output
-            else:
-                yield output
+    with known_shape():
+        async for answer in http.events(path, asked):
+            usage = _usage(answer["usage"]) if answer.get("usage") else usage
+            for choice in answer.get("choices") or ():
+                output = _output(request, choice, _text(choice, "delta"), Usage())
+                if output.finished:
+                    ended[output.index] = output
+                else:
+                    yield output
     for output in ended.values():
         yield RequestOutput(
             request_id=output.request_id,
@@ -245,8 +247,14 @@ def _text(choice: Mapping[str, Any], key: str) -> str:
     if isinstance(message, Mapping):
         if message.get("refusal"):
             raise BackendError(f"the model refused: {message['refusal']}")
-        return str(message.get("content") or "")
-    return str(choice.get("text") or "")
+        return _string(message.get("content"))
+    return _string(choice.get("text"))
+
+
+def _string(given: Any) -> str:
+    if given is not None and not isinstance(given, str):
+        raise BackendError(f"the backend's answer is in an unknown shape: its text is {given!r}")
+    return given or ""
 
 
 def _usage(given: Any) -> Usage:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sglite.errors import BackendError, InvalidRequest
-from sglite.lang.backends.http import Http
+from sglite.lang.backends.http import Http, known_shape
 from sglite.protocol import (
     Coverage,
     FinishReason,
@@ -82,14 +82,15 @@ class RuntimeEndpoint:
             )
         self._http = Http(base_url, api_key=api_key, timeout_s=timeout_s, verify=True if verify is None else verify)
         info = self._http.get_now("/get_model_info")
-        self._is_sglite = info.get("server") == "sglite"
+        with known_shape():
+            self._is_sglite = info.get("server") == "sglite"
+            self.model_info = ModelInfo(
+                name=str(info.get("model_path", "")),
+                vocab_size=int(info.get("vocab_size") or 0),
+                max_model_len=int(info.get("max_model_len") or 0),
+                has_chat_template=bool(info.get("has_chat_template", True)),
+            )
         self.tokenizer: TextTokenizer | None = _tokenizer(tokenizer, info.get("tokenizer_path"))
-        self.model_info = ModelInfo(
-            name=str(info.get("model_path", "")),
-            vocab_size=int(info.get("vocab_size") or 0),
-            max_model_len=int(info.get("max_model_len") or 0),
-            has_chat_template=bool(info.get("has_chat_template", True)),
-        )
 
     @property
     def base_url(self) -> str:
@@ -106,15 +107,17 @@ class RuntimeEndpoint:
         body = _generate_body(request) | self._own_fields(request)
         if not request.stream:
             answers = await self._http.post("/generate", body)
-            for index, answer in enumerate(answers if isinstance(answers, list) else [answers]):
-                yield _Cumulative(request, index).output(answer)
+            with known_shape():
+                for index, answer in enumerate(answers if isinstance(answers, list) else [answers]):
+                    yield _Cumulative(request, index).output(answer)
             return
         seen = [_Cumulative(request, index) for index in range(request.sampling_params.n)]
-        async for answer in self._http.events("/generate", body):
-            index = int(answer.get("index") or 0)
-            if not 0 <= index < len(seen):
-                raise BackendError(f"the backend answered completion {index} of {len(seen)}")
-            yield seen[index].output(answer)
+        with known_shape():
+            async for answer in self._http.events("/generate", body):
+                index = int(answer.get("index") or 0)
+                if not 0 <= index < len(seen):
+                    raise BackendError(f"the backend answered completion {index} of {len(seen)}")
+                yield seen[index].output(answer)
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         """One HTTP request for all options. The server computes the shared prompt once."""
@@ -129,18 +132,8 @@ class RuntimeEndpoint:
         if self._is_sglite and request.program is not None:
             body["program"] = _program(request.program)
         answers = await self._http.post("/generate", body)
-        rows: list[tuple[float, ...]] = []
-        usage = Usage()
-        for option, answer in zip(request.continuations, answers, strict=True):
-            meta = answer["meta_info"]
-            entries = meta["input_token_logprobs"][-len(option) :]
-            if [entry[1] for entry in entries] != list(option) or any(entry[0] is None for entry in entries):
-                raise BackendError("the backend's log-probabilities are not those of the options")
-            rows.append(tuple(entry[0] for entry in entries))
-            usage = Usage(
-                prompt_tokens=len(request.prompt), cached_tokens=min(len(request.prompt), _count(meta, "cached_tokens"))
-            )
-        return ScoreOutput(request_id=request.request_id, logprobs=tuple(rows), usage=usage)
+        with known_shape():
+            return _scored(request, answers)
 
     async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
         """By asking for nothing under the constraint: a server that refuses it does so here."""
@@ -152,16 +145,17 @@ class RuntimeEndpoint:
         """The server keeps what it computed as long as its cache allows."""
         body = {"input_ids": list(token_ids), "sampling_params": {"max_new_tokens": 0}}
         answer = await self._http.post("/generate", body)
-        return _count(answer["meta_info"], "prompt_tokens")
+        with known_shape():
+            return _count(answer["meta_info"], "prompt_tokens")
 
     async def abort(self, request_id: str) -> None:
-        await self._http.post("/abort_request", {"rid": request_id})
+        await self._http.tell("/abort_request", {"rid": request_id})
 
     async def release(self, request_id: str) -> None:
         """Nothing is held over HTTP."""
 
     async def flush_cache(self) -> bool:
-        await self._http.post("/flush_cache", {})
+        await self._http.tell("/flush_cache", {})
         return True
 
     def _own_fields(self, request: GenerateRequest) -> dict[str, Any]:
@@ -181,6 +175,22 @@ class RuntimeEndpoint:
         if spec.on_unsupported != "error" or spec.whitespace != "compact":
             raise InvalidRequest("this server takes on_unsupported and whitespace at their defaults only")
         return {}
+
+
+def _scored(request: ScoreRequest, answers: Any) -> ScoreOutput:
+    """Raises BackendError for the log-probabilities of anything but the options."""
+    rows: list[tuple[float, ...]] = []
+    usage = Usage()
+    for option, answer in zip(request.continuations, answers, strict=True):
+        meta = answer["meta_info"]
+        entries = meta["input_token_logprobs"][-len(option) :]
+        if [entry[1] for entry in entries] != list(option) or any(entry[0] is None for entry in entries):
+            raise BackendError("the backend's log-probabilities are not those of the options")
+        rows.append(tuple(entry[0] for entry in entries))
+        usage = Usage(
+            prompt_tokens=len(request.prompt), cached_tokens=min(len(request.prompt), _count(meta, "cached_tokens"))
+        )
+    return ScoreOutput(request_id=request.request_id, logprobs=tuple(rows), usage=usage)
 
 
 class _Cumulative:
@@ -324,8 +334,10 @@ def _tokenizer(given: TextTokenizer | str | Path | None, told: Any) -> TextToken
     if given is not None and not isinstance(given, str | Path):
         return given
     folder = Path(given) if given is not None else Path(str(told or ""))
-    if given is None and not (folder / "tokenizer.json").is_file():
-        return None
+    if given is None:
+        with known_shape():
+            if not (folder / "tokenizer.json").is_file():
+                return None
     from sglite.text.tokenizer import Tokenizer  # the tokenizers library, which text mode does not need
 
     return Tokenizer.from_folder(folder)
