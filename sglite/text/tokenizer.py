@@ -87,7 +87,16 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
-        """Token ids of text. parse_special=False: text that spells an added token becomes plain characters."""
+        """Token ids of text. parse_special=False: text that spells an added token becomes plain characters.
+
+        Raises InvalidRequest for half a character (a lone surrogate).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the text has a lone surrogate at character {error.start}, which no encoding holds", param="prompt"
+            ) from None
         if parse_special or self._spells_added is None or self._spells_added.search(text) is None:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return (self._prefix if add_special_tokens else []) + self._encode_plain(text)

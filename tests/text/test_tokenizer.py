@@ -104,3 +104,9 @@ def test_without_a_template_chat_is_refused(sentencepiece: Tokenizer) -> None:
     assert not sentencepiece.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         sentencepiece.render_chat([])
+
+
+def test_half_a_character_is_refused(byte_level: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="lone surrogate at character 1") as caught:
+        byte_level.encode("a\ud800b")
+    assert caught.value.param == "prompt"
