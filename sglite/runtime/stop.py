@@ -1,10 +1,13 @@
-"""Stop texts and stop regexes over a growing text, whatever the borders of its tokens.
+"""Stop texts and stop regexes over a growing text; stop texts whatever the borders of its tokens.
 
 Text that may be the beginning of a stop text is held back until it is certain; what was given out is never part of one.
+A regex stops at the first match that the text so far has: where more text would have made that match longer (`END\\d+`
+after "END4"), how much of it was seen depends on where the tokens end.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +16,10 @@ import regex
 
 from sglite.errors import InvalidRequest
 
-_MAX_REGEX_LENGTH = 4096
+_MAX_REGEX_LENGTH = 512
+_MAX_REGEX_DEPTH = 50  # the compiler recurses
+_MAX_REGEX_REPEATS = 5000  # the compiler writes a repeated group out: all such counts multiplied
+_GROUP_REPEAT = regex.compile(r"\)\s*\{\s*(\d*)\s*(?:,\s*(\d*))?\s*\}")
 _CONTEXT = 256  # characters of given-out text that a look-behind may still see
 
 
@@ -31,12 +37,32 @@ def compile_stop_regex(pattern: str) -> regex.Pattern[str]:
     """Raises InvalidRequest."""
     if len(pattern) > _MAX_REGEX_LENGTH:
         raise InvalidRequest(f"a stop_regex may have {_MAX_REGEX_LENGTH} characters at most", param="stop_regex")
+    if _depth(pattern) > _MAX_REGEX_DEPTH:
+        raise InvalidRequest(f"groups of a stop_regex may be {_MAX_REGEX_DEPTH} deep at most", param="stop_regex")
+    counts = (max(int(n or 1), int(m or 1), 1) for n, m in _GROUP_REPEAT.findall(pattern))
+    if math.prod(counts) > _MAX_REGEX_REPEATS:
+        raise InvalidRequest(
+            f"a stop_regex may repeat its groups {_MAX_REGEX_REPEATS} times at most, all counts multiplied",
+            param="stop_regex",
+        )
     try:
         return regex.compile(pattern)
-    except regex.error as error:
+    except (regex.error, RecursionError, OverflowError, MemoryError, ValueError) as error:
         raise InvalidRequest(
             f"stop_regex {pattern!r} is not a regular expression: {error}", param="stop_regex"
         ) from None
+
+
+def _depth(pattern: str) -> int:
+    """At least as deep as the pattern's groups are: brackets in character sets count too."""
+    depth = deepest = 0
+    escaped = False
+    for char in pattern:
+        if not escaped:
+            depth += (char == "(") - (char == ")" and depth > 0)
+            deepest = max(deepest, depth)
+        escaped = char == "\\" and not escaped
+    return deepest
 
 
 class StopChecker:

@@ -85,3 +85,12 @@ def test_a_bad_regex_is_refused_with_its_reason() -> None:
         compile_stop_regex("[a")
     with pytest.raises(InvalidRequest, match="at most"):
         compile_stop_regex("a" * 5000)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(" * 400 + "a" + ")" * 400, "(?if)" + "ß" * 4000, "(a?){50000}", "(((a?){50}){50}){50}", "("],
+)
+def test_a_regex_that_costs_too_much_to_compile_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        compile_stop_regex(pattern)
