@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
+import operator
 from typing import Any, Literal
 
 import msgspec
@@ -58,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._settle_types()
         for name, low, high in (
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
@@ -89,6 +92,74 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for bias in (self.logit_bias or {}).values():
             if not math.isfinite(bias):
                 raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+
+    def _settle_types(self) -> None:
+        """Values of another type with the same meaning (numpy's numbers, lists, one stop text) become ours. msgspec
+        checks types where it decodes, not where a program calls the constructor. Raises InvalidRequest."""
+        for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs", "n"):
+            value = getattr(self, name)
+            if type(value) is not int and (value is not None or name in ("min_tokens", "n")):
+                msgspec.structs.force_setattr(self, name, _whole(value, name))
+        if self.top_k is not None and not -_INT32 <= self.top_k < _INT32:
+            raise InvalidRequest(f"top_k must lie between {-_INT32} and {_INT32 - 1}", param="top_k")
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            value = getattr(self, name)
+            if type(value) is not float and (value is not None or name in ("presence_penalty", "frequency_penalty")):
+                msgspec.structs.force_setattr(self, name, _real(value, name))
+        for name in ("include_stop", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+        for name in ("stop", "stop_regex"):
+            value = getattr(self, name)
+            texts = (value,) if isinstance(value, str) else _items(value, name)
+            if not all(isinstance(text, str) for text in texts):
+                raise InvalidRequest(f"{name} must hold texts, not {value!r}", param=name)
+            if texts is not value:
+                msgspec.structs.force_setattr(self, name, texts)
+        if self.stop_token_ids != ():
+            ids = tuple(_token(i, "stop_token_ids") for i in _items(self.stop_token_ids, "stop_token_ids"))
+            msgspec.structs.force_setattr(self, "stop_token_ids", ids)
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise InvalidRequest("logit_bias maps token ids to numbers", param="logit_bias")
+            biases = {_token(i, "logit_bias"): _real(b, "logit_bias") for i, b in self.logit_bias.items()}
+            msgspec.structs.force_setattr(self, "logit_bias", biases)
+
+
+_INT32 = 1 << 31
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise InvalidRequest(f"{name} must be a whole number, not {value!r}", param=name)
+
+
+def _real(value: Any, name: str) -> float:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise InvalidRequest(f"{name} must be a number, not {value!r}", param=name)
+
+
+def _token(value: Any, name: str) -> int:
+    token_id = _whole(value, name)
+    if not -_INT32 <= token_id < _INT32:
+        raise InvalidRequest(f"{name}: {token_id} is no token id", param=name)
+    return token_id
+
+
+def _items(value: Any, name: str) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, list | set | frozenset):
+        return tuple(value)
+    raise InvalidRequest(f"{name} must be a list, not {value!r}", param=name)
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ class Intake:
         if len(source.continuations) > _MAX_CONTINUATIONS:
             raise InvalidRequest(f"at most {_MAX_CONTINUATIONS} continuations in one request", param="continuations")
         for tokens in source.continuations:
-            self._check_ids(np.asarray(tokens, np.int64), "continuations")
+            self._check_ids(tokens, "continuations")
         longest = max(map(len, source.continuations), default=0)
         self._check_length(len(ids) + longest, wants_text=False)
         job = Job(source.request_id, source, now, source.priority, source.program)
@@ -226,13 +226,19 @@ class Intake:
                     "the prompt is empty and the model has no start token; give it some text", param="prompt"
                 )
             ids = (self._tokenizer.bos_token_id,)
-        return self._check_ids(np.asarray(ids, np.int64), "prompt")
+        return self._check_ids(ids, "prompt")
 
     def _continued(self, held: HeldRow, prompt: str | tuple[int, ...]) -> IntArray:
         more = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return np.concatenate([held.tokens, self._check_ids(np.asarray(more, np.int64), "prompt")])
+        return np.concatenate([held.tokens, self._check_ids(more, "prompt")])
 
-    def _check_ids(self, ids: np.ndarray, param: str) -> IntArray:
+    def _check_ids(self, given: Sequence[int], param: str) -> IntArray:
+        try:
+            ids = np.asarray(given)
+            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+                raise TypeError
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequest(f"{param}: token ids must be whole numbers of the vocabulary", param=param) from None
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
             wrong = next(int(i) for i in ids if not 0 <= i < self._vocab_size)
             raise InvalidRequest(f"token id {wrong} is not in the vocabulary of {self._vocab_size}", param=param)

@@ -5,9 +5,10 @@ import gc
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, RequestAborted
+from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, RequestAborted, SgliteError
 from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, SamplingParams
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.async_engine.arguments import sampling_params
@@ -290,3 +291,73 @@ def _until(condition: object, seconds: float = 5.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[1, "a"], [2**70, 1], [1, None], [1, float("nan")], [1, 1.7], [-1], 5, [None, 1], [1.5]], ids=repr
+)
+def test_a_prompt_of_the_wrong_types_is_refused_and_the_engine_lives(engine: Engine, prompt: object) -> None:
+    with pytest.raises(InvalidRequest):
+        engine.generate(prompt)
+    assert engine.generate("hello").text == "hello"
+
+
+def test_ids_of_scores_and_prefixes_are_checked_by_the_caller(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest):
+        engine.score("a", [[2**70]])
+    with pytest.raises(InvalidRequest):
+        asyncio.run(engine.warm_prefix((2**70,)))
+
+
+def test_ids_may_come_in_arrays(engine: Engine) -> None:
+    assert engine.generate(np.array([104, 105])).text == "hi"
+    assert engine.generate([np.int64(104), np.int32(105)]).text == "hi"
+    assert [o.text for o in engine.generate(np.array([[104], [105]]))] == ["h", "i"]
+
+
+def test_an_unexpected_error_in_one_command_refuses_that_command_only() -> None:
+    class Broken(ScriptedCore):
+        def add(self, request: object) -> None:
+            if request.prompt == (98,):  # type: ignore[attr-defined]
+                raise KeyError("surprise")
+            super().add(request)  # type: ignore[arg-type]
+
+    with scripted_engine(core=Broken()) as engine:
+        with pytest.raises(SgliteError, match="surprise"):
+            engine.generate("b")
+        assert engine.generate("c").text == "c"
+
+
+def test_of_a_list_only_the_prompt_that_cannot_be_taken_fails(engine: Engine) -> None:
+    bad = {"stop_regex": "(" * 100 + "a" + ")" * 100}
+    answers = engine.generate(["a", "b"], [None, bad], on_error="return")
+    assert answers[0].text == "a"
+    assert answers[1].error.type == "InvalidRequest"
+    with pytest.raises(InvalidRequest, match="deep"):
+        engine.generate("b", bad)
+
+
+def test_a_forked_child_is_told_that_the_engine_is_not_its_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(EngineDead, match="another process"):
+        engine.generate("a")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"stop": (5,)}, {"stop": 5}, {"max_tokens": 3.5}, {"n": 2.0}, {"n": None}, {"top_k": "3"}, {"top_k": 2**70},
+        {"seed": 1.5}, {"logit_bias": {"5": 1.0}}, {"logit_bias": {5: "1"}}, {"stop_token_ids": ("a",)},
+        {"logprobs": 1.5}, {"temperature": "1"}, {"presence_penalty": None}, {"ignore_eos": "no"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_sampling_parameters_of_the_wrong_type_are_refused_by_name(values: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**values)  # type: ignore[arg-type]
+    assert caught.value.param == next(iter(values))
+
+
+def test_sampling_parameters_take_values_that_mean_the_same() -> None:
+    params = SamplingParams(stop="ab", max_tokens=np.int64(3), temperature=np.float32(0.5), stop_token_ids=[1])
+    assert params == SamplingParams(stop=("ab",), max_tokens=3, temperature=0.5, stop_token_ids=(1,))

@@ -7,6 +7,8 @@ prompt:   text | token ids | a list of either                    ->  a list, and
 from __future__ import annotations
 
 import difflib
+import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -18,6 +20,8 @@ from sglite.protocol import GrammarSpec, OnUnsupported, SamplingParams, Whitespa
 
 Prompt = str | Sequence[int]
 Sampling = SamplingParams | Mapping[str, Any] | None
+
+_MAX_ID = 1 << 31  # no vocabulary is as large
 
 DEFAULT_MAX_TOKENS = 128  # where neither a SamplingParams nor a dict says anything, as in SGLang
 
@@ -121,8 +125,32 @@ def one_grammar(*found: GrammarSpec | None) -> GrammarSpec | None:
 
 
 def is_single(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    """Text, or a list of token ids ([] is one empty prompt)."""
-    return isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+    """Text, or token ids in a list or an array ([] is one empty prompt). Raises InvalidRequest for neither."""
+    if isinstance(prompt, str):
+        return True
+    try:
+        return not len(prompt) or isinstance(prompt[0], numbers.Number | None)
+    except (TypeError, KeyError, IndexError) as error:
+        raise InvalidRequest(
+            f"a prompt is a text or a list of token ids, not {_short(prompt)}", param="prompt"
+        ) from error
+
+
+def checked_ids(given: Any, param: str) -> tuple[int, ...]:
+    """Token ids of any integer type (numpy's too) as plain ones. Raises InvalidRequest."""
+    try:
+        ids = tuple(map(operator.index, given))
+    except TypeError as error:
+        raise InvalidRequest(f"{param}: token ids must be whole numbers, not {_short(given)}", param=param) from error
+    if ids and not (min(ids) >= 0 and max(ids) < _MAX_ID):
+        wrong = next(i for i in ids if not 0 <= i < _MAX_ID)
+        raise InvalidRequest(f"token id {wrong} is not in the vocabulary", param=param)
+    return ids
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _unknown(name: str) -> InvalidRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
-from sglite.errors import InvalidRequest, RequestAborted
+from sglite.errors import EngineDead, InvalidRequest, RequestAborted
 from sglite.protocol import (
     Coverage,
+    ErrorInfo,
     FinishReason,
     GenerateRequest,
     GrammarSpec,
@@ -37,6 +39,7 @@ from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.arguments import (
     Prompt,
     Sampling,
+    checked_ids,
     grammar,
     is_single,
     one_grammar,
@@ -47,6 +50,7 @@ from sglite.runtime.async_engine.delivery import Item, ThreadSink
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.threads import limit_spinning
+from sglite.runtime.stop import compile_stop_regex
 from sglite.text.types import TextTokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -116,6 +120,7 @@ class Engine:
         self.facts = facts
         self._front = front
         self._back = back
+        self._pid = os.getpid()
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         # Closes when the object is collected and, at the latest, when the interpreter exits.
@@ -269,10 +274,12 @@ class Engine:
         return msgspec.convert(value, Coverage)
 
     async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
+        self._check_process()
+        ids = checked_ids(token_ids, "token_ids")
         request_id = self.new_request_id()
         sink = self._front.mailboxes.sink()
         self._front.router.register(request_id, sink)
-        self._back.send([m.WarmPrefix(request_id, token_ids, namespace, lease_s)])
+        self._back.send([m.WarmPrefix(request_id, ids, namespace, lease_s)])
         try:
             output = _checked(await sink.get())
         finally:
@@ -323,15 +330,25 @@ class Engine:
         self.close()
 
     def _call(self, make: Callable[[int], m.Command]) -> Future[Any]:
+        self._check_process()
         number, future = self._front.new_call()
         self._back.send([make(number)])
         return future
 
     def _submit(self, request: GenerateRequest | ScoreRequest, sink: Any) -> None:
+        self._check_process()
         request = self._tokenised(request)
+        if isinstance(request, GenerateRequest):
+            for pattern in request.sampling_params.stop_regex:
+                compile_stop_regex(pattern)  # refused here, before it costs the loop time
         completions = request.sampling_params.n if isinstance(request, GenerateRequest) else 1
         self._front.router.register(request.request_id, sink, completions=completions)
         self._back.send([m.Generate(request) if isinstance(request, GenerateRequest) else m.Score(request)])
+
+    def _check_process(self) -> None:
+        """A forked child has no step loop: it would wait for ever."""
+        if os.getpid() != self._pid:
+            raise EngineDead("this engine belongs to another process; make one after the fork, or use a server")
 
     def _drop(self, request_id: str) -> None:
         """Nobody reads it any more: abort it if it still runs."""
@@ -339,11 +356,10 @@ class Engine:
             self._back.send([m.Abort(request_id)])
 
     def _tokenised(self, request: Any) -> Any:
-        """Text becomes ids here, on the caller's thread and not on the loop's."""
-        if not isinstance(request.prompt, str):
-            return request
-        ids = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=True))
-        return msgspec.structs.replace(request, prompt=ids)
+        """Text becomes ids and ids are checked here, on the caller's thread and not on the loop's."""
+        prompt = request.prompt
+        ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        return msgspec.structs.replace(request, prompt=checked_ids(ids, "prompt"))
 
     def _requests(
         self,
@@ -371,7 +387,7 @@ class Engine:
             requests.append(
                 GenerateRequest(
                     request_id=self.new_request_id(),
-                    prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+                    prompt=prompt if isinstance(prompt, str) else checked_ids(prompt, "prompt"),
                     sampling_params=params,
                     grammar=one_grammar(spec, own),
                     stream=stream,
@@ -385,7 +401,10 @@ class Engine:
         gathered = _Gathered(requests, on_error)
         try:
             for request in requests:
-                self._submit(request, sink)
+                try:
+                    self._submit(request, sink)
+                except InvalidRequest as error:
+                    gathered.take(_refused(request, error, on_error))
             while not gathered.complete:
                 gathered.take(sink.get())
         finally:  # an error, or Ctrl-C: the others are of no use to anybody
@@ -397,7 +416,10 @@ class Engine:
         async def answer(request: GenerateRequest) -> Any:
             gathered = _Gathered([request], on_error)
             sink = self._front.mailboxes.sink()
-            self._submit(request, sink)
+            try:
+                self._submit(request, sink)
+            except InvalidRequest as error:
+                gathered.take(_refused(request, error, on_error))
             try:
                 while not gathered.complete:
                     gathered.take(await sink.get())
@@ -428,9 +450,10 @@ class Engine:
     def _score_request(self, prompt: Prompt, continuations: Sequence[Prompt]) -> ScoreRequest:
         return ScoreRequest(
             request_id=self.new_request_id(),
-            prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+            prompt=prompt if isinstance(prompt, str) else checked_ids(prompt, "prompt"),
             continuations=tuple(
-                tuple(self.tokenizer.encode(text)) if isinstance(text, str) else tuple(text) for text in continuations
+                checked_ids(self.tokenizer.encode(text) if isinstance(text, str) else text, "continuations")
+                for text in continuations
             ),
         )
 
@@ -474,6 +497,12 @@ class _Gathered:
         return completions if request.sampling_params.n > 1 else completions[0]
 
 
+def _refused(request: GenerateRequest, error: InvalidRequest, on_error: OnError) -> RequestOutput:
+    if on_error == "raise":
+        raise error
+    return RequestOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=ErrorInfo.of(error))
+
+
 def _checked(output: Item) -> Item:
     """Raises the error that ended a request."""
     if output.error is not None:
@@ -489,7 +518,7 @@ def _prompts(
     if (prompt is None) == (input_ids is None):
         raise InvalidRequest("give either prompt or input_ids", param="prompt")
     given: Any = prompt if input_ids is None else input_ids
-    empty_list = prompt is not None and not isinstance(prompt, str) and not len(prompt)
+    empty_list = prompt is not None and isinstance(prompt, list | tuple) and not prompt
     if not empty_list and is_single(given):
         return [given], True
     return list(given), False

@@ -14,7 +14,7 @@ import msgspec
 
 from sglite.errors import EngineDead, SgliteError
 from sglite.grammar.matcher import CompiledGrammar
-from sglite.protocol import ErrorInfo, GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
+from sglite.protocol import ErrorInfo, RequestOutput, ScoreOutput
 from sglite.runtime.async_engine import messages as m
 from sglite.runtime.engine import EngineCore, GrammarService
 
@@ -109,7 +109,7 @@ class StepLoop:
     def _turn(self, commands: list[m.Command]) -> None:
         events: list[m.Event] = []
         for command in commands:
-            events += self._carry_out(command)
+            events += self._guarded(command)
         if not self._stopping:
             outputs = self._core.step()
             if outputs:
@@ -120,16 +120,25 @@ class StepLoop:
         if events:
             self._emit(events)
 
+    def _guarded(self, command: m.Command) -> list[m.Event]:
+        """What goes wrong with one command is told to its sender alone; the requests that run are not its business."""
+        try:
+            return self._carry_out(command)
+        except Exception as error:
+            if not isinstance(error, SgliteError):
+                log.exception("%s could not be carried out", type(command).__name__)
+            return _refusal(command, ErrorInfo.of(error))
+
     def _carry_out(self, command: m.Command) -> list[m.Event]:
         match command:
             case m.Generate(request) | m.Score(request):
-                return self._add(request)
+                self._core.add(request)
             case m.Abort(request_id):
                 self._core.abort(request_id)
             case m.Release(request_id):
                 self._core.release(request_id)
-            case m.WarmPrefix():
-                return self._warm(command)
+            case m.WarmPrefix(request_id, token_ids, namespace, lease_s):
+                self._core.warm_prefix(request_id, token_ids, namespace=namespace, lease_s=lease_s)
             case m.CompileGrammar():
                 self._compile(command)
             case m.FlushCache(call_id):
@@ -138,22 +147,6 @@ class StepLoop:
                 return [m.Reply(call_id, self._stats())]
             case m.Stop():
                 self._stopping = True
-        return []
-
-    def _add(self, request: GenerateRequest | ScoreRequest) -> list[m.Event]:
-        try:
-            self._core.add(request)
-        except SgliteError as error:
-            return [m.Refused(request.request_id, ErrorInfo.of(error))]
-        return []
-
-    def _warm(self, command: m.WarmPrefix) -> list[m.Event]:
-        try:
-            self._core.warm_prefix(
-                command.request_id, command.token_ids, namespace=command.namespace, lease_s=command.lease_s
-            )
-        except SgliteError as error:
-            return [m.Refused(command.request_id, ErrorInfo.of(error))]
         return []
 
     def _compile(self, command: m.CompileGrammar) -> None:
@@ -172,6 +165,17 @@ class StepLoop:
             self._inbox.wake()
 
         self._grammars.compile(command.spec).add_done_callback(done)
+
+
+def _refusal(command: m.Command, error: ErrorInfo) -> list[m.Event]:
+    match command:
+        case m.Generate(request) | m.Score(request):
+            return [m.Refused(request.request_id, error)]
+        case m.WarmPrefix(request_id):
+            return [m.Refused(request_id, error)]
+        case m.CompileGrammar(call_id) | m.FlushCache(call_id) | m.Stats(call_id):
+            return [m.Reply(call_id, error=error)]
+    return []
 
 
 def _as_event(outputs: list[RequestOutput | ScoreOutput]) -> m.Outputs:
