@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, RequestAborted, SgliteError
-from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, SamplingParams
+from sglite.protocol import (
+    FinishReason,
+    GenerateRequest,
+    GrammarSpec,
+    ProgramRef,
+    SamplingParams,
+    ScoreRequest,
+)
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.async_engine.arguments import sampling_params
 from tests.fakes.core import ScriptedCore, scripted_engine
@@ -361,3 +368,94 @@ def test_sampling_parameters_of_the_wrong_type_are_refused_by_name(values: dict[
 def test_sampling_parameters_take_values_that_mean_the_same() -> None:
     params = SamplingParams(stop="ab", max_tokens=np.int64(3), temperature=np.float32(0.5), stop_token_ids=[1])
     assert params == SamplingParams(stop=("ab",), max_tokens=3, temperature=0.5, stop_token_ids=(1,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"priority": "x"}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": 1 << 80}, "priority"),
+        ({"request_id": 7}, "request_id"),
+        ({"deadline": "soon"}, "deadline"),
+        ({"deadline": float("nan")}, "deadline"),
+        ({"request_id": "\ud800"}, "request_id"),
+        ({"namespace": "a\udfff"}, "namespace"),
+        ({"program": ProgramRef(program_id="p", arrival=float("inf"))}, "program.arrival"),
+        ({"namespace": None}, "namespace"),
+        ({"stream": 1}, "stream"),
+        ({"heal": "yes"}, "heal"),
+        ({"hold": []}, "hold"),
+        ({"truncate_prompt": "no"}, "truncate_prompt"),
+        ({"close_on_budget": 0.5}, "close_on_budget"),
+        ({"jump_forward": None}, "jump_forward"),
+        ({"think_budget": "8"}, "think_budget"),
+        ({"continue_from": 3}, "continue_from"),
+        ({"sampling_params": {"max_tokens": 3}}, "sampling_params"),
+        ({"grammar": "[a]"}, "grammar"),
+        ({"grammar": GrammarSpec(kind="nothing", source="a")}, "grammar.kind"),
+        ({"grammar": GrammarSpec(kind="regex", source=b"a")}, "grammar.source"),
+        ({"program": "p"}, "program"),
+        ({"program": ProgramRef(program_id="p", siblings="two")}, "program.siblings"),
+        ({"program": ProgramRef(program_id=3)}, "program.program_id"),
+        ({"grammar_after": ("x",)}, "grammar_after"),
+        ({"grammar_after": 4}, "grammar_after"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+    ],
+)
+async def test_every_field_of_a_hand_built_request_is_checked(engine: Engine, fields: dict, param: str) -> None:
+    request = GenerateRequest(**{"request_id": "hand", "prompt": (1, 2), **fields})
+    with pytest.raises(InvalidRequest) as refused:
+        async for _ in engine.stream_request(request):
+            pass
+    assert refused.value.param == param
+    assert engine.generate("ab", {"max_tokens": 2}).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continuations": 5}, "continuations"),
+        ({"continuations": ("ab",)}, "continuations"),
+        ({"continuations": ((1.5,),)}, "continuations"),
+        ({"priority": None}, "priority"),
+        ({"namespace": 3}, "namespace"),
+        ({"request_id": None}, "request_id"),
+    ],
+)
+async def test_every_field_of_a_hand_built_score_is_checked(engine: Engine, fields: dict, param: str) -> None:
+    request = ScoreRequest(**{"request_id": "hand", "prompt": (1, 2), "continuations": ((1,),), **fields})
+    with pytest.raises(InvalidRequest) as refused:
+        await engine.score_request(request)
+    assert refused.value.param == param
+    assert engine.alive
+
+
+async def test_numbers_of_numpy_are_taken_in_a_hand_built_request(engine: Engine) -> None:
+    request = GenerateRequest(
+        request_id="numpy", prompt=tuple(np.array([65, 66])), priority=np.int64(3), think_budget=np.int32(4)
+    )
+    assert [o async for o in engine.stream_request(request)][-1].finished
+
+
+async def test_what_is_no_request_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="GenerateRequest"):
+        await engine.score_request({"prompt": "a"})  # type: ignore[arg-type]
+
+
+async def test_other_calls_check_what_they_are_given_too(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="grammar"):
+        await engine.compile_grammar("[a]")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="source"):
+        await engine.compile_grammar(GrammarSpec(kind="regex", source=3))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="lease_s"):
+        await engine.warm_prefix((1, 2), lease_s="long")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="lease_s"):
+        await engine.warm_prefix((1, 2), lease_s=float("nan"))
+    with pytest.raises(InvalidRequest, match="namespace"):
+        await engine.warm_prefix((1, 2), namespace=1)  # type: ignore[arg-type]
+    for call in (engine.abort, engine.release):
+        with pytest.raises(InvalidRequest, match="request_id"):
+            await call(7)  # type: ignore[arg-type]
+    assert (await engine.generate_async("ab", {"max_tokens": 2})).text

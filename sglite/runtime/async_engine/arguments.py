@@ -148,6 +148,19 @@ def checked_ids(given: Any, param: str) -> tuple[int, ...]:
     return ids
 
 
+def checked_id_lists(given: Any, param: str) -> tuple[tuple[int, ...], ...]:
+    """Raises InvalidRequest."""
+    if isinstance(given, str | Mapping):
+        raise InvalidRequest(f"{param} must be a list of lists of token ids, not {_short(given)}", param=param)
+    try:
+        lists = tuple(given)
+    except TypeError as error:
+        raise InvalidRequest(
+            f"{param} must be a list of lists of token ids, not {_short(given)}", param=param
+        ) from error
+    return tuple(checked_ids(each, param) for each in lists)
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -39,6 +39,7 @@ from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.arguments import (
     Prompt,
     Sampling,
+    checked_id_lists,
     checked_ids,
     grammar,
     is_single,
@@ -46,6 +47,7 @@ from sglite.runtime.async_engine.arguments import (
     sampling_params,
     split_truncate,
 )
+from sglite.runtime.async_engine.checks import checked_fields, checked_grammar, checked_seconds, checked_text
 from sglite.runtime.async_engine.delivery import Item, ThreadSink
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.config import EngineConfig
@@ -270,12 +272,14 @@ class Engine:
         return output
 
     async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
+        spec = checked_grammar(spec)
         value = await asyncio.wrap_future(self._call(lambda number: m.CompileGrammar(number, spec)))
         return msgspec.convert(value, Coverage)
 
     async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
         self._check_process()
         ids = checked_ids(token_ids, "token_ids")
+        namespace, lease_s = checked_text(namespace, "namespace"), checked_seconds(lease_s, "lease_s")
         request_id = self.new_request_id()
         sink = self._front.mailboxes.sink()
         self._front.router.register(request_id, sink)
@@ -292,10 +296,10 @@ class Engine:
 
     def abort_nowait(self, request_id: str) -> None:
         """End a request; whoever waits for it gets RequestAborted. A no-op for unknown and finished ids."""
-        self._back.send([m.Abort(request_id)])
+        self._back.send([m.Abort(checked_text(request_id, "request_id"))])
 
     async def release(self, request_id: str) -> None:
-        self._back.send([m.Release(request_id)])
+        self._back.send([m.Release(checked_text(request_id, "request_id"))])
 
     async def flush_cache(self) -> bool:
         return bool(await asyncio.wrap_future(self._call(m.FlushCache)))
@@ -356,10 +360,17 @@ class Engine:
             self._back.send([m.Abort(request_id)])
 
     def _tokenised(self, request: Any) -> Any:
-        """Text becomes ids and ids are checked here, on the caller's thread and not on the loop's."""
+        """Text becomes ids and values are checked here, on the caller's thread and not on the loop's."""
+        request = checked_fields(request)
         prompt = request.prompt
         ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        return msgspec.structs.replace(request, prompt=checked_ids(ids, "prompt"))
+        changed: dict[str, Any] = {"prompt": checked_ids(ids, "prompt")}
+        if isinstance(request, GenerateRequest):
+            if request.grammar_after != ():
+                changed["grammar_after"] = checked_ids(request.grammar_after, "grammar_after")
+        else:
+            changed["continuations"] = checked_id_lists(request.continuations, "continuations")
+        return msgspec.structs.replace(request, **changed)
 
     def _requests(
         self,

@@ -1,0 +1,119 @@
+"""Requests that a program built by hand, checked field by field on the caller's thread.
+
+msgspec checks types where it decodes, not where a constructor is called; a value of the wrong type would otherwise be
+met by the step loop, in the middle of everybody's work.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglite.errors import InvalidRequest
+from sglite.protocol import GenerateRequest, GrammarSpec, ProgramRef, SamplingParams, ScoreRequest
+
+T = TypeVar("T", bound=msgspec.Struct)
+Request = GenerateRequest | ScoreRequest
+
+_INT64 = 1 << 63
+_IDS = ("prompt", "continuations", "grammar_after")  # token ids are checked, and made plain, elsewhere
+
+
+def checked_fields(request: Any) -> Any:
+    """The request, with whole numbers of any integer type (numpy's too) as plain ones. Raises InvalidRequest, which
+    names the field."""
+    if not isinstance(request, Request):
+        raise InvalidRequest(f"a request is a GenerateRequest or a ScoreRequest, not {type(request).__name__}")
+    if isinstance(request, GenerateRequest) and not isinstance(request.sampling_params, SamplingParams):
+        raise InvalidRequest(
+            f"sampling_params must be a SamplingParams, not {type(request.sampling_params).__name__}",
+            param="sampling_params",
+        )
+    checked = _plain(request, skip=_IDS)
+    for name in ("grammar", "program"):
+        part: GrammarSpec | ProgramRef | None = getattr(checked, name, None)
+        if part is not None:
+            plain = _plain(part, prefix=f"{name}.")
+            if plain is not part:
+                checked = msgspec.structs.replace(checked, **{name: plain})
+    return checked
+
+
+def checked_grammar(spec: Any) -> GrammarSpec:
+    """Raises InvalidRequest."""
+    if not isinstance(spec, GrammarSpec):
+        raise InvalidRequest(f"a grammar is a GrammarSpec, not {type(spec).__name__}", param="grammar")
+    return _plain(spec, prefix="grammar.")
+
+
+def checked_text(value: Any, param: str) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{param} must be a text, not {type(value).__name__}", param=param)
+    return value
+
+
+def checked_seconds(value: Any, param: str) -> float:
+    """Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidRequest(f"{param} must be a number of seconds, not {value!r:.80}", param=param)
+    return float(value)
+
+
+def _plain(value: T, *, skip: tuple[str, ...] = (), prefix: str = "") -> T:
+    changed: dict[str, Any] = {}
+    for name, kind in _fields(type(value)):
+        if name in skip:
+            continue
+        given = getattr(value, name)
+        try:
+            made = msgspec.convert(_as_plain_int(given), kind)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"{prefix}{name}: {error}, not {given!r:.80}", param=prefix + name) from None
+        wrong = _impossible(made)
+        if wrong:
+            raise InvalidRequest(f"{prefix}{name} {wrong}", param=prefix + name)
+        if made is not given:
+            changed[name] = made
+    return msgspec.structs.replace(value, **changed) if changed else value
+
+
+def _impossible(value: Any) -> str:
+    """What is wrong with a value of the right type; "" for nothing."""
+    match value:
+        case bool():
+            return ""
+        case int():
+            return "" if -_INT64 <= value < _INT64 else "must fit into 64 bits"
+        case float():
+            return "" if math.isfinite(value) else "must be a finite number"
+        case str():
+            return "" if value.isascii() or _encodes(value) else "holds a lone surrogate"
+    return ""
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=16)
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+
+
+def _as_plain_int(value: Any) -> Any:
+    """numpy's integers and their like have `__index__`; texts, floats and plain values have none or are left alone."""
+    if value is None or isinstance(value, bool | int | float | str) or not hasattr(value, "__index__"):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
