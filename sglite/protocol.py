@@ -259,6 +259,24 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return Usage(**{f: getattr(self, f) + getattr(other, f) for f in Usage.__struct_fields__})
 
 
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's time went in the engine. Moments are time.monotonic() seconds of its process.
+
+    `steps`: steps of the engine from the admission to the end, `step_s`: the seconds that these took. A scoring, or n
+    completions, tell of their first row.
+    """
+
+    arrived: float = 0.0
+    admitted: float = 0.0  # got a row; 0: never
+    finished: float = 0.0
+    steps: int = 0
+    step_s: float = 0.0
+
+    @property
+    def queue_s(self) -> float:
+        return max(0.0, (self.admitted or self.finished) - self.arrived)
+
+
 class CoverageItem(msgspec.Struct, frozen=True):
     """What became of one assertion keyword of a schema."""
 
@@ -336,6 +354,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     coverage: Coverage | None = None  # last output of a constrained request
     reason: str = ""  # of a schema_violation or an abort
+    timing: Timing | None = None  # last output only
     error: ErrorInfo | None = None
 
     @property
@@ -349,6 +368,7 @@ class ScoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     logprobs: tuple[tuple[float, ...], ...] = ()
     usage: Usage = Usage()
+    timing: Timing | None = None
     error: ErrorInfo | None = None
 
 

@@ -103,6 +103,7 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
+            clock=clock,
         )
         self._intake = Intake(
             tokenizer,
@@ -207,12 +208,15 @@ class EngineCore:
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise EngineDead(f"{self._failed_in_a_row} steps in a row failed; the log has their errors")
         now = self._clock()
+        began, steps = time.perf_counter(), self.metrics.steps
         self._take_in(now)
         if self._overlap and not self._scheduler.wants_turn():
             self._overlapped_step(now)
         else:
             self._apply_queued(None)
             self._plain_step(now)
+        if self.metrics.steps > steps:
+            self.metrics.step_s += time.perf_counter() - began
         self._forget_jobs()
         self._measure()
         return self._outputs.take()

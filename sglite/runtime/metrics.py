@@ -39,6 +39,7 @@ class Metrics:
     pages_protected: int = 0
     pages_owned: int = 0
 
+    step_s: float = 0.0  # whole turns that had a step, seconds, ever
     schedule_s: float = 0.0  # time in each phase of the step, seconds, ever
     forward_s: float = 0.0
     mask_s: float = 0.0

@@ -44,6 +44,15 @@ FINISH_REASONS: dict[RequestStatus, FinishReason] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """`at`: time.monotonic() seconds; what the engine had done by then."""
+
+    at: float
+    steps: int
+    step_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """An API request and the requests that carry it out."""
@@ -83,7 +92,7 @@ class Request:
     num_ahead: int = 0  # samples under way whose tokens are known already (forced): their results are dropped
     sequence: int = 0  # order of arrival in the scheduler
     cached_hint: int = 0  # tokens that were in the cache when it came
-    admitted: bool = False  # at least once: a retracted request is admitted again
+    admitted: Moment | None = None  # the first time; a retracted request is admitted again
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from sglite.runtime.batch import RowLoad
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
-from sglite.runtime.request import Request, RequestStatus
+from sglite.runtime.request import Moment, Request, RequestStatus
 from sglite.runtime.scheduler.held import HeldRows
 from sglite.runtime.scheduler.policy import WaitingList
 from sglite.runtime.scheduler.rows import RowTable, RowView
@@ -159,8 +159,8 @@ class Admission:
         request.status = RequestStatus.RUNNING  # without a row; whoever called schedule() ends it
 
     def _count(self, request: Request, prefix: Prefix) -> None:
-        if not request.admitted:  # what a retracted request finds again is its own work
-            request.admitted = True
+        if request.admitted is None:  # what a retracted request finds again is its own work
+            request.admitted = Moment(self._clock(), self._metrics.steps, self._metrics.step_s)
             if request.completion is not None:
                 request.completion.cached_tokens = min(prefix.length, request.num_prompt)
             elif request.index == 0:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sglite.protocol import ErrorInfo, RequestOutput, ScoreOutput, TokenLogprob, Usage
+from sglite.protocol import ErrorInfo, RequestOutput, ScoreOutput, Timing, TokenLogprob, Usage
 from sglite.runtime.batch import IntArray, StepResult
-from sglite.runtime.request import FINISH_REASONS, Job, Request
+from sglite.runtime.request import FINISH_REASONS, Job, Moment, Request
 from sglite.runtime.scheduler.rows import Step
 
 _LEAST_LOGPROB = -9999.0  # of a token that cannot come: JSON has no infinity
 
 
 def completion_output(
-    request: Request, new_ids: list[int], *, reason: str = "", error: BaseException | None = None
+    request: Request, new_ids: list[int], now: Moment | None, *, reason: str = "", error: BaseException | None = None
 ) -> RequestOutput:
-    """What the client has not got yet: these ids, the completion's text and log-probabilities."""
+    """What the client has not got yet: these ids, the completion's text and log-probabilities. `now`: of the last
+    output, which tells where the time went."""
     completion = request.completion
     assert completion is not None
     over, first = request.finished, not completion.began
@@ -33,16 +34,18 @@ def completion_output(
         usage=usage_of(request),
         coverage=request.grammar.coverage if over and request.grammar is not None else None,
         reason=reason,
+        timing=None if now is None else _timing(request, now),
         error=None if error is None else ErrorInfo.of(error),
     )
 
 
-def score_output(job: Job) -> ScoreOutput:
+def score_output(job: Job, now: Moment) -> ScoreOutput:
     """All rows of the job are done."""
     assert job.trie is not None
     logprobs = tuple(tuple(map(_finite, one)) for one in job.trie.logprobs())
     usage = Usage(prompt_tokens=job.num_prompt, cached_tokens=job.cached_tokens)
-    return ScoreOutput(request_id=job.request_id, logprobs=logprobs, usage=usage)
+    timing = _timing(job.requests[0], now)
+    return ScoreOutput(request_id=job.request_id, logprobs=logprobs, usage=usage, timing=timing)
 
 
 def warming_output(request: Request, error: BaseException | None) -> RequestOutput:
@@ -52,6 +55,19 @@ def warming_output(request: Request, error: BaseException | None) -> RequestOutp
         finish_reason=FINISH_REASONS[request.status],
         usage=Usage(prompt_tokens=request.num_prompt, cached_tokens=job.cached_tokens),
         error=None if error is None else ErrorInfo.of(error),
+    )
+
+
+def _timing(request: Request, now: Moment) -> Timing:
+    began, arrived = request.admitted, request.job.arrival
+    if began is None:
+        return Timing(arrived=arrived, finished=now.at)
+    return Timing(
+        arrived=arrived,
+        admitted=began.at,
+        finished=now.at,
+        steps=now.steps - began.steps,
+        step_s=now.step_s - began.step_s,
     )
 
 

@@ -12,6 +12,7 @@ The order for one token, which decides what a token that is several things at on
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from sglite.protocol import (
 )
 from sglite.runtime.batch import IntArray, StepResult
 from sglite.runtime.metrics import Metrics
-from sglite.runtime.request import FINISH_REASONS, Request, RequestStatus
+from sglite.runtime.request import FINISH_REASONS, Moment, Request, RequestStatus
 from sglite.runtime.scheduler.answers import (
     completion_output,
     keep_logprobs,
@@ -55,6 +56,7 @@ class OutputProcessor:
         metrics: Metrics,
         vocab_size: int,
         advancer: BatchAdvancer | None,
+        clock: Callable[[], float],
     ) -> None:
         """`vocab_size`: ids that a sampler can draw. `advancer`: accepts the tokens of many matchers at once."""
         self._advancer = advancer
@@ -64,6 +66,7 @@ class OutputProcessor:
         self._table = table
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._clock = clock
         self._outbox: list[Output] = []
         self._jobs_over: list[str] = []
 
@@ -392,7 +395,10 @@ class OutputProcessor:
             self._outbox.append(ScoreOutput(request_id=job.request_id, error=ErrorInfo.of(error)))
         elif job.num_open == 0:
             assert job.trie is not None
-            self._outbox.append(score_output(job))
+            self._outbox.append(score_output(job, self._now()))
+
+    def _now(self) -> Moment:
+        return Moment(self._clock(), self._metrics.steps, self._metrics.step_s)
 
     # -- outputs
 
@@ -410,7 +416,8 @@ class OutputProcessor:
         completion.num_sent += len(new_ids)
         if over and completion.stop_id_hidden:
             del completion.logprobs[len(new_ids) :]
-        self._outbox.append(completion_output(request, new_ids, reason=reason, error=error))
+        now = self._now() if over else None
+        self._outbox.append(completion_output(request, new_ids, now, reason=reason, error=error))
         completion.began = True
         completion.text = ""
         completion.logprobs = []
