@@ -392,6 +392,7 @@ def test_sampling_parameters_take_values_that_mean_the_same() -> None:
         ({"think_budget": "8"}, "think_budget"),
         ({"continue_from": 3}, "continue_from"),
         ({"sampling_params": {"max_tokens": 3}}, "sampling_params"),
+        ({"sampling_params": SamplingParams(stop=("\ud800",))}, "stop"),
         ({"grammar": "[a]"}, "grammar"),
         ({"grammar": GrammarSpec(kind="nothing", source="a")}, "grammar.kind"),
         ({"grammar": GrammarSpec(kind="regex", source=b"a")}, "grammar.source"),

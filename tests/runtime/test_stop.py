@@ -43,8 +43,58 @@ def test_any_cut_of_a_text_stops_where_the_whole_text_would(seed: int) -> None:
         assert text[len(out) :].startswith(spec)
 
 
-def test_the_stop_that_begins_first_wins() -> None:
+def test_the_stop_that_is_complete_first_wins() -> None:
     assert _run(["xabcd"], ("cd", "bc")) == ("xa", "bc")
+    assert _run(["xabcd"], ("abcd", "bc")) == ("xa", "bc")
+    assert _run(["xabcd"], ("bcd", "abcd", "cd")) == ("x", "abcd")
+
+
+_PATTERNS = (
+    "a+b", "ab|b", "b{2,}", "a.*b", "(a|b)\\1", "a*?b", "END", "b$", r"\bb\b", "a(?=b)", "b(?!a)", "(?>a+)b", "a++b",
+    r"(?<=a)b", "(?:ba){2}", r"a\n", "^a", "(?m)^b", "(a)?b", "a{3}|b{3}",
+)  # fmt: skip
+
+
+def _grown(text: str, texts: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, str]:
+    """The rule itself: the text grows by a character at a time."""
+    for size in range(1, len(text) + 1):
+        found = [(text.find(s, 0, size), s) for s in texts if s in text[:size]]
+        for pattern in patterns:
+            hits = [m.start() for m in regex.finditer(pattern, text[:size]) if m.end() > m.start()]
+            found += [(hits[0], pattern)] if hits else []
+        if found:
+            start = min(found)[0]
+            return text[:start], {spec for at, spec in found if at == start}
+    return text, {""}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_where_a_text_stops_does_not_depend_on_how_it_was_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice("aab\n END") for _ in range(40))
+    texts = tuple("".join(rng.choice("ab\n") for _ in range(rng.randint(2, 5))) for _ in range(rng.randint(0, 2)))
+    patterns = tuple(rng.sample(_PATTERNS, rng.randint(1, 2)))
+    out, specs = _grown(text, texts, patterns)
+    for longest in (1, 3, 9, 40):
+        pieces, rest = [], text
+        while rest:
+            n = rng.randint(1, longest)
+            pieces.append(rest[:n])
+            rest = rest[n:]
+        stopped, spec = _run(pieces, texts, patterns)
+        assert stopped == out, (pieces, texts, patterns)
+        assert spec in specs
+
+
+@pytest.mark.parametrize("pattern", ["a*", "x?", "", "(?r)ab", r"\Gab", "(|a)"])
+def test_a_regex_that_would_stop_anywhere_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        compile_stop_regex(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r"\b", "(?=l)", "(?<=l)", "$"])
+def test_a_match_that_takes_nothing_neither_stops_nor_holds_back(pattern: str) -> None:
+    assert _run(["hello", " world"], (), (pattern,)) == ("hello world", "")
 
 
 def test_a_regex_stops_across_pieces_and_holds_back_only_what_may_match() -> None:

@@ -34,6 +34,10 @@ def checked_fields(request: Any) -> Any:
             param="sampling_params",
         )
     checked = _plain(request, skip=_IDS)
+    if isinstance(request, GenerateRequest):
+        for name in ("stop", "stop_regex"):
+            if not all(map(_encodes, getattr(request.sampling_params, name))):
+                raise InvalidRequest(f"{name} holds a lone surrogate", param=name)
     for name in ("grammar", "program"):
         part: GrammarSpec | ProgramRef | None = getattr(checked, name, None)
         if part is not None:
