@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from sglite.runtime.batch import DEVICE_TOKEN
 from sglite.runtime.executor.model_runner import ModelRunner
-from tests.fakes import tiny_models
 from tests.fakes.batches import GREEDY, Driver, Part, generate, load_row
-from tests.fakes.tiny_models import TINY, tiny_executor, tiny_reference
+from tests.fakes.tiny_models import VOCAB, tiny_executor
+from tests.gpu.models import behind, save_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -25,14 +24,8 @@ PROMPTS = [np.random.default_rng(7).integers(0, 320, n).tolist() for n in (5, 1,
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A model with heads of 64, for which there are kernels, and its folder."""
-    # Wider weights make scores so large that bfloat16 itself, also that of transformers, is up to 0.9 behind.
-    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "initializer_range": 0.1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny_models, "_SIZES", tiny_models._SIZES | sizes)
-        patch.setitem(TINY, request.param, (TINY[request.param][0], TINY[request.param][1] | {"head_dim": 64}))
-        model = tiny_reference(request.param)
     folder = tmp_path_factory.mktemp(request.param)
-    model.save_pretrained(folder)
+    model = save_tiny(request.param, folder)
     return folder, model
 
 
@@ -48,7 +41,7 @@ def test_bfloat16_chooses_tokens_that_the_reference_ranks_first(saved: tuple[Pat
     folder, model = saved
     executor = tiny_executor(folder, device="cuda", dtype="bfloat16")
     for prompt, output in zip(PROMPTS, generate(executor, PROMPTS, 40, chunk=chunk), strict=True):
-        assert behind(model, prompt, output) < 0.25
+        assert behind(model, prompt, output, VOCAB) < 0.25
 
 
 def test_large_steps_choose_them_too(saved: tuple[Path, Any]) -> None:
@@ -56,14 +49,7 @@ def test_large_steps_choose_them_too(saved: tuple[Path, Any]) -> None:
     executor = tiny_executor(folder, device="cuda", dtype="bfloat16", num_pages=2000)
     prompts = [np.random.default_rng(8).integers(0, 320, n).tolist() for n in (200, 230, 180)]  # more than a small step
     for prompt, output in zip(prompts, generate(executor, prompts, 4), strict=True):
-        assert behind(model, prompt, output) < 0.25
-
-
-def behind(model: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> float:
-    """By how much a chosen token's logit is behind the largest, at most."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-    return float((logits.amax(-1) - logits.gather(1, torch.tensor(output)[:, None])[:, 0]).max())
+        assert behind(model, prompt, output, VOCAB) < 0.25
 
 
 def test_shared_pages_drafts_masks_and_scores_are_those_of_the_cpu(saved: tuple[Path, Any]) -> None:

@@ -23,7 +23,7 @@ VOCAB = ByteTokenizer.vocab_size
 
 
 class Harness:
-    """`kwargs` are options of the engine; a few name the executor's size."""
+    """`kwargs` are options of the engine; a few name the scripted executor's size, unless a real one is given."""
 
     def __init__(
         self,
@@ -36,12 +36,15 @@ class Harness:
         tokenizer: ByteTokenizer | None = None,
         filler: LoopFiller | None = None,
         shares_prefix_reads: bool = False,
+        executor: Any = None,
         **options: Any,
     ) -> None:
-        self.executor = ScriptedExecutor(
-            num_pages=num_pages, page_size=page_size, max_rows=max_rows, max_len=max_model_len
-        )
-        self.executor.shares_prefix_reads = shares_prefix_reads
+        self.executor: Any = executor
+        if executor is None:
+            self.executor = ScriptedExecutor(
+                num_pages=num_pages, page_size=page_size, max_rows=max_rows, max_len=max_model_len
+            )
+            self.executor.shares_prefix_reads = shares_prefix_reads
         self.grammars = FakeGrammars(filler)
         config = EngineConfig(**({"overlap": False, "page_size": page_size, "gang_wait_s": 0.0} | options))
         more = {} if clock is None else {"clock": clock}
