@@ -11,6 +11,7 @@ from typing import Any
 from sglite.errors import InvalidGrammar, InvalidRequest, ModelNotFound, SgliteError
 from sglite.protocol import (
     Coverage,
+    CoverageItem,
     ErrorInfo,
     FinishReason,
     GenerateRequest,
@@ -157,6 +158,7 @@ class ScriptedCore:
                 matched_stop=EOS if reason is FinishReason.STOP else None,
                 logprobs=_logprobs(ids, params.logprobs),
                 usage=Usage(prompt_tokens=len(request.prompt), completion_tokens=completion.sent),
+                coverage=_coverage(request) if reason is not None else None,
             )
         ]
 
@@ -218,6 +220,13 @@ def _whole_characters(ids: list[int], *, last: bool) -> str | None:
         return bytes(ids).decode()
     except UnicodeDecodeError:
         return bytes(ids).decode(errors="replace") if last else None
+
+
+def _coverage(request: GenerateRequest) -> Coverage | None:
+    """A grammar that may leave something to be validated says that it did."""
+    if request.grammar is None or request.grammar.on_unsupported == "error":
+        return None
+    return Coverage((CoverageItem("/not", "not", "validated"),), engine="scripted")
 
 
 def _logprobs(ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:

@@ -14,7 +14,7 @@ from sglite.runtime.async_engine.arguments import grammar, one_grammar
 from sglite.runtime.server.chat.tools import Tool, ToolChoice
 from sglite.runtime.server.config import Limits
 from sglite.runtime.server.schemas.chat import ResponseFormat
-from sglite.runtime.server.schemas.common import ConstraintFields, FunctionSpec, SamplingFields
+from sglite.runtime.server.schemas.common import ConstraintFields, FunctionSpec, IgnoredFields, SamplingFields
 
 
 def sampling(
@@ -118,6 +118,10 @@ def tools(functions: Iterable[FunctionSpec], limits: Limits) -> tuple[Tool, ...]
 def tool_choice(mode: Any, *, name: str | None, parallel: bool | None, any_tools: bool) -> ToolChoice:
     """`mode`: None (auto where there are tools), "none", "auto", "required" or "named"."""
     return ToolChoice(mode or ("auto" if any_tools else "none"), name or "", parallel is not False)
+
+
+def check_metadata(body: IgnoredFields, limits: Limits) -> None:
+    at_most("the number of metadata entries", len(body.metadata or ()), limits.max_metadata, param="metadata")
 
 
 def check_size(name: str, value: Any, limits: Limits) -> None:

@@ -16,14 +16,22 @@ class ResponseItems:
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
+        self._logprobs: list[Any] = []  # of tokens whose text has not come yet
+
+    def note_logprobs(self, entries: list[Any]) -> None:
+        """Of the tokens that the next parts are made of. Those of other parts than text are dropped."""
+        self._logprobs += entries
 
     def add(self, part: Part) -> list[Event]:
+        entries, self._logprobs = self._logprobs, []
         match part:
             case Text(text):
                 events = self._enter("message")
                 assert self._open is not None
-                self._open["content"][0]["text"] += text
-                return [*events, self._event("output_text.delta", content_index=0, delta=text, logprobs=[])]
+                content = self._open["content"][0]
+                content["text"] += text
+                content["logprobs"] += entries
+                return [*events, self._event("output_text.delta", content_index=0, delta=text, logprobs=entries)]
             case Reasoning(text):
                 events = self._enter("reasoning")
                 assert self._open is not None
@@ -50,10 +58,13 @@ class ResponseItems:
                 )
             case "message":
                 part = item["content"][0]
-                events.append(self._event("output_text.done", content_index=0, text=part["text"], logprobs=[]))
+                done = {"text": part["text"], "logprobs": part["logprobs"]}
+                events.append(self._event("output_text.done", content_index=0, **done))
                 events.append(self._event("content_part.done", content_index=0, part=dict(part)))
             case "reasoning":
-                events.append(self._event("reasoning_text.done", content_index=0, text=item["content"][0]["text"]))
+                part = item["content"][0]
+                events.append(self._event("reasoning_text.done", content_index=0, text=part["text"]))
+                events.append(self._event("content_part.done", content_index=0, part=dict(part)))
         events.append({"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)})
         self._open = None
         return events
@@ -63,16 +74,15 @@ class ResponseItems:
         if self._open is not None and self._open["type"] == kind:
             return []
         events = self.close()
-        if kind == "reasoning":
-            return [*events, *self._begin(_reasoning())]
-        item = _message()
+        item = _reasoning() if kind == "reasoning" else _message()
         part = item["content"][0]
-        return [*events, *self._begin(item), self._event("content_part.added", content_index=0, part=dict(part))]
+        shown = {name: list(value) if isinstance(value, list) else value for name, value in part.items()}
+        return [*events, *self._begin(item), self._event("content_part.added", content_index=0, part=shown)]
 
     def _begin(self, item: dict[str, Any]) -> list[Event]:
         self.items.append(item)
         self._open = item
-        shown = {**item, "content": []} if item["type"] == "message" else _copy(item)
+        shown = {**item, "content": []} if "content" in item else dict(item)
         return [{"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}]
 
     def _event(self, kind: str, /, **fields: Any) -> Event:

@@ -99,6 +99,7 @@ class Service:
             tool_format(config.tool_format, self.tokenizer),
             strictness=config.tool_strictness,
             reasoning=config.reasoning,
+            max_model_len=engine.model_info.max_model_len,
         )
 
     @property

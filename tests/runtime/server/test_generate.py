@@ -134,6 +134,7 @@ async def test_calls_of_one_program_keep_its_arrival_and_tenant(serve: MakeClien
         ("/generate", {"text": "a"}),
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
     ],
 )
 async def test_a_prompt_is_truncated_where_the_body_says_so(serve: MakeClient, path: str, body: dict[str, Any]) -> None:

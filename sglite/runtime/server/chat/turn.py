@@ -9,6 +9,9 @@ tag. Under a constraint the thinking comes first and free, then the grammar.
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +49,8 @@ class Turn:
     split_reasoning: bool = True
     close_on_budget: bool = False
     jump_forward: bool = True
-    truncate_prompt: bool = False
+    truncate_prompt: bool = False  # of a prompt that is too long, keep the last tokens
+    drop_oldest: bool = False  # of a conversation that is too long, drop the oldest messages first
     template_args: Mapping[str, Any] = field(default_factory=dict)
     continue_last: bool = False  # the last message is an assistant's beginning, to be continued
 
@@ -80,7 +84,10 @@ class PreparedTurn:
 class TurnPreparer:
     """Knows one model's way of writing."""
 
-    def __init__(self, tokenizer: TextTokenizer, form: ToolFormat, *, strictness: str, reasoning: bool) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, form: ToolFormat, *, strictness: str, reasoning: bool, max_model_len: int
+    ) -> None:
+        self._max_model_len = max_model_len
         self._tokenizer = tokenizer
         self._form = form
         self._strictness = strictness
@@ -91,6 +98,7 @@ class TurnPreparer:
     def prepare(self, turn: Turn) -> PreparedTurn:
         """Raises InvalidRequest or a GrammarError before a token is spent. Takes milliseconds: call it in a thread."""
         check_choice(turn.tools, turn.tool_choice)
+        turn = self._shortened(turn) if turn.drop_oldest else turn
         text = self._render(turn)
         inside = self._think_end is not None and text.rstrip().endswith(THINK_BEGIN)
         closed = self._think_end is not None and text.rstrip().endswith(THINK_END)
@@ -116,6 +124,26 @@ class TurnPreparer:
             _inside=inside,
             _think_end=self._think_end,
         )
+
+    def _shortened(self, turn: Turn) -> Turn:
+        """Without as many of the oldest exchanges as it takes to leave room for the answer. What the system says stays,
+        and what is left begins with a user's message, so that no tool's result is parted from its call."""
+        answer = max(1, min(turn.sampling.max_tokens or 1, self._max_model_len // 2))
+        head = list(itertools.takewhile(lambda message: message["role"] == "system", turn.messages))
+        rest = turn.messages[len(head) :]
+
+        def without(start: int) -> Turn:
+            return dataclasses.replace(turn, messages=[*head, *rest[start:]])
+
+        def fits(start: int) -> bool:
+            tokens = self._tokenizer.encode(self._render(without(start)))
+            return len(tokens) + answer <= self._max_model_len
+
+        if fits(0):
+            return turn
+        starts = [i for i, message in enumerate(rest) if message["role"] == "user" and i]
+        found = bisect.bisect_left(starts, True, key=fits)
+        return without(starts[min(found, len(starts) - 1)]) if starts else turn
 
     def _render(self, turn: Turn) -> str:
         active = [] if turn.tool_choice.mode == "none" else turn.tools

@@ -43,6 +43,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: Service
 def turn(body: ChatRequest, limits: Limits) -> Turn:
     """Raises InvalidRequest for what this server does not do."""
     _refuse(body)
+    convert.check_metadata(body, limits)
     convert.at_most("the number of messages", len(body.messages), limits.max_messages, param="messages")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -184,7 +185,6 @@ async def _stream(
     if options is not None and options.include_usage:
         base["usage"] = None
     answers: dict[int, Answer] = {}
-    last: RequestOutput | None = None
     async with aclosing(run.progress(service, prepared, call, stream=True)) as steps:
         async for answer, parts, output in steps:
             if answer.index not in answers:
@@ -199,13 +199,11 @@ async def _stream(
                 yield event(_chunk(base, answer.index, delta, logprobs=logprobs))
                 logprobs = None
             if output.finished:
-                last = output
-                yield event(_last_chunk(base, answer))
+                yield event(_last_chunk(base, answer, output))
     if options is not None and options.include_usage:
         done = [answer for _, answer in sorted(answers.items())]
         counts = shapes.usage(run.total_usage(done), reasoning_tokens=sum(a.reasoning_tokens for a in done))
-        missing = shapes.unenforced(last.coverage if last else None)
-        yield event({**base, "choices": [], "usage": counts, **({"unenforced": missing} if missing else {})})
+        yield event({**base, "choices": [], "usage": counts})
     yield DONE
 
 
@@ -216,14 +214,15 @@ def _chunk(
     return {**base, "choices": [choice]}
 
 
-def _last_chunk(base: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+def _last_chunk(base: Mapping[str, Any], answer: Answer, output: RequestOutput) -> dict[str, Any]:
     finish = shapes.finish_reason(answer.finish_reason, called=bool(answer.calls))
     chunk = _chunk(base, answer.index, {}, finish=finish)
     if isinstance(answer.matched_stop, str):
         chunk["choices"][0]["stop_reason"] = answer.matched_stop
     if answer.reason:
         chunk["choices"][0]["reason"] = answer.reason
-    return chunk
+    missing = shapes.unenforced(output.coverage)
+    return {**chunk, "unenforced": missing} if missing else chunk
 
 
 def _delta(part: Part) -> dict[str, Any]:

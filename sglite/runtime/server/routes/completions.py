@@ -42,6 +42,7 @@ async def completions(body: CompletionRequest, request: Request, service: Servic
 
 async def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest]:
     limits = service.config.limits
+    convert.check_metadata(body, limits)
     if body.suffix is not None:
         raise InvalidRequest("suffix is not supported", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -115,7 +116,13 @@ async def _whole(
         total = total + _usage(outputs)
         for output in outputs:
             choices.append(_choice(service, request, output, body, index=len(choices)))
-    return {**frame, "choices": choices, "usage": shapes.usage(total)}
+    missing = shapes.unenforced(answers[0][0].coverage)
+    return {
+        **frame,
+        "choices": choices,
+        "usage": shapes.usage(total),
+        **({"unenforced": missing} if missing else {}),
+    }
 
 
 def _choice(
@@ -136,6 +143,7 @@ def _choice(
         else shapes.completion_logprobs(service.tokenizer, entries, token_ids=ids, offset=0),
         "finish_reason": shapes.finish_reason(output.finish_reason, called=False),
         "stop_reason": output.matched_stop if isinstance(output.matched_stop, str) else None,
+        **({"reason": output.reason} if output.reason else {}),
     }
 
 
@@ -158,7 +166,9 @@ async def _stream(
                     echoed = _echo(service, requests[which], output, body)
                     offsets[index] = len(echoed["text"])
                     yield event({**frame, "choices": [{**echoed, "index": index}]})
-            yield event({**frame, "choices": [_piece(service, output, body, index=index, offset=offsets[index])]})
+            missing = shapes.unenforced(output.coverage) if output.finished else []
+            piece = _piece(service, output, body, index=index, offset=offsets[index])
+            yield event({**frame, "choices": [piece], **({"unenforced": missing} if missing else {})})
             offsets[index] += len(output.text)
             if output.finished:
                 usages[which, output.index] = output
@@ -194,6 +204,7 @@ def _piece(
         "logprobs": logprobs,
         "finish_reason": shapes.finish_reason(output.finish_reason, called=False),
         "stop_reason": output.matched_stop if isinstance(output.matched_stop, str) else None,
+        **({"reason": output.reason} if output.reason else {}),
     }
 
 

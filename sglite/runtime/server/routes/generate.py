@@ -238,6 +238,9 @@ def _answer(service: Service, job: _Job, state: _State, output: RequestOutput) -
         "cached_tokens": usage.cached_tokens,
         "forced_tokens": usage.forced_tokens,
     }
+    missing = shapes.unenforced(output.coverage) if output.finished else []
+    if missing:
+        meta["unenforced"] = missing
     if job.wants_logprobs:
         meta["output_token_logprobs"] = [_entry(service, job, e) for e in state.logprobs]
         meta["output_top_logprobs"] = [_top(service, job, e) for e in state.logprobs]

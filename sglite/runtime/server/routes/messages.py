@@ -14,6 +14,7 @@ from starlette.responses import Response
 from sglite.errors import InvalidRequest
 from sglite.protocol import FinishReason, SamplingParams
 from sglite.runtime.server import convert
+from sglite.runtime.server import openai_shapes as shapes
 from sglite.runtime.server.chat import run
 from sglite.runtime.server.chat.parts import Part, Reasoning, Text, ToolArguments, ToolStart
 from sglite.runtime.server.chat.tools import Tool, ToolChoice
@@ -48,6 +49,10 @@ async def count_tokens(body: CountRequest, service: ServiceDep) -> dict[str, int
 def _turn(body: MessagesRequest, limits: Limits) -> Turn:
     convert.at_most("the number of messages", len(body.messages), limits.max_messages, param="messages")
     convert.at_most("the number of tools", len(body.tools or ()), limits.max_tools, param="tools")
+    convert.at_most("the number of metadata entries", len(body.metadata or ()), limits.max_metadata, param="metadata")
+    for given in body.tools or ():
+        if given.type not in (None, "custom"):
+            raise InvalidRequest(f"tools of type {given.type[:40]!r} do not run here; declare your own", param="tools")
     tools = tuple(
         Tool(t.name, t.input_schema or {"type": "object", "properties": {}}, t.description or "", t.strict)
         for t in body.tools or ()
@@ -138,7 +143,9 @@ async def _whole(service: Service, prepared: PreparedTurn, call: Call) -> dict[s
         content.append({"type": "text", "text": answer.text})
     for name, arguments in answer.calls:
         content.append({"type": "tool_use", "id": _tool_id(), "name": name, "input": _input(arguments)})
-    return {**_frame(service, call, answer), "content": content, **_end(answer)}
+    missing = shapes.unenforced(last.output.coverage)
+    told = {"unenforced": missing} if missing else {}
+    return {**_frame(service, call, answer), "content": content, **_end(answer), **told}
 
 
 async def _stream(service: Service, prepared: PreparedTurn, call: Call) -> AsyncGenerator[bytes, None]:
@@ -159,7 +166,9 @@ async def _stream(service: Service, prepared: PreparedTurn, call: Call) -> Async
     for data in blocks.close():
         yield event(data, name=data["type"])
     end = _end(answer)
-    yield event({"type": "message_delta", "delta": end, "usage": _usage(answer)}, name="message_delta")
+    missing = shapes.unenforced(last.output.coverage)
+    told = {"unenforced": missing} if missing else {}
+    yield event({"type": "message_delta", "delta": end, "usage": _usage(answer), **told}, name="message_delta")
     yield event({"type": "message_stop"}, name="message_stop")
 
 

@@ -11,15 +11,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest, SgliteError
-from sglite.protocol import FinishReason, GrammarSpec, SamplingParams
+from sglite.protocol import FinishReason, GrammarSpec
 from sglite.runtime.server import convert
+from sglite.runtime.server import openai_shapes as shapes
 from sglite.runtime.server.chat import run
 from sglite.runtime.server.chat.tools import Tool, ToolChoice
 from sglite.runtime.server.chat.turn import Answer, PreparedTurn, Turn
 from sglite.runtime.server.config import Limits
 from sglite.runtime.server.deps import CallDep, ServiceDep
 from sglite.runtime.server.errors import hidden, openai_error
-from sglite.runtime.server.response_items import ResponseItems
+from sglite.runtime.server.response_items import Event, ResponseItems
 from sglite.runtime.server.routes.chat import arguments_object
 from sglite.runtime.server.schemas.responses import InputItem, ResponsesRequest, ResponseToolChoice
 from sglite.runtime.server.service import Call, Service
@@ -36,12 +37,15 @@ async def responses(body: ResponsesRequest, request: Request, service: ServiceDe
     frame = _frame(service, call, body)
     if body.stream:
         steps = await while_connected(request, primed(run.progress(service, prepared, call, stream=True)))
-        return EventStream(_stream(steps, frame))
+        return EventStream(_stream(service, steps, frame))
     return json_response(await while_connected(request, _whole(service, prepared, call, frame)))
 
 
 def _turn(body: ResponsesRequest, limits: Limits) -> Turn:
     _refuse(body)
+    convert.check_metadata(body, limits)
+    if not isinstance(body.input, str):
+        convert.at_most("the number of input items", len(body.input), limits.max_messages, param="input")
     tools = _tools(body, limits)
     choice = body.tool_choice
     named = choice.name if isinstance(choice, ResponseToolChoice) else None
@@ -50,14 +54,7 @@ def _turn(body: ResponsesRequest, limits: Limits) -> Turn:
     effort = body.reasoning.effort if body.reasoning else None
     return Turn(
         messages=_history(body),
-        sampling=SamplingParams(
-            max_tokens=body.max_output_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            min_p=body.min_p,
-            seed=None if body.seed is None else body.seed & (2**64 - 1),
-        ),
+        sampling=convert.sampling(body, limits, max_tokens=body.max_output_tokens, logprobs=_logprobs(body)),
         tools=tools,
         tool_choice=convert.tool_choice(
             "named" if named else choice, name=named, parallel=body.parallel_tool_calls, any_tools=bool(tools)
@@ -66,9 +63,18 @@ def _turn(body: ResponsesRequest, limits: Limits) -> Turn:
         else ToolChoice("none"),
         answer=_answer(body, limits),
         thinking=False if effort in ("none", "minimal") else None,
+        think_budget=body.thinking_budget,
         close_on_budget=body.close_on_budget,
         jump_forward=body.jump_forward,
+        truncate_prompt=body.truncate_prompt,
+        drop_oldest=body.truncation == "auto",
     )
+
+
+def _logprobs(body: ResponsesRequest) -> int | None:
+    if body.top_logprobs is None and "message.output_text.logprobs" not in (body.include or ()):
+        return None
+    return body.top_logprobs or 0
 
 
 def _refuse(body: ResponsesRequest) -> None:
@@ -77,10 +83,8 @@ def _refuse(body: ResponsesRequest) -> None:
             raise InvalidRequest(f"{name}: nothing is stored here; send the whole conversation as input", param=name)
     if body.background:
         raise InvalidRequest("background responses are not supported", param="background")
-    if body.truncation not in (None, "disabled"):
-        raise InvalidRequest("truncation: only 'disabled' is supported", param="truncation")
-    if body.top_logprobs:
-        raise InvalidRequest("top_logprobs is supported by /v1/chat/completions only", param="top_logprobs")
+    if body.n not in (None, 1):
+        raise InvalidRequest("a response has one answer; n is not supported", param="n")
     if body.max_tool_calls is not None:
         raise InvalidRequest("max_tool_calls is not supported; use parallel_tool_calls", param="max_tool_calls")
 
@@ -179,7 +183,8 @@ def _frame(service: Service, call: Call, body: ResponsesRequest) -> dict[str, An
         else choice or "auto",
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         "top_p": body.top_p,
-        "truncation": "disabled",
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }
@@ -191,14 +196,20 @@ async def _whole(service: Service, prepared: PreparedTurn, call: Call, frame: Ma
     async with aclosing(run.progress(service, prepared, call, stream=False)) as steps:
         async for step in steps:
             last = step
-            for part in step.parts:
-                items.add(part)
+            _grow(items, service, step)
     assert last is not None
     items.close(complete=_complete(last.answer))
-    return _end(frame, items, last.answer)
+    return _end(frame, items, last)
 
 
-async def _stream(steps: Primed[run.Progress], frame: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+def _grow(items: ResponseItems, service: Service, step: run.Progress) -> list[Event]:
+    items.note_logprobs(shapes.chat_logprobs(service.tokenizer, step.output.logprobs))
+    return [data for part in step.parts for data in items.add(part)]
+
+
+async def _stream(
+    service: Service, steps: Primed[run.Progress], frame: Mapping[str, Any]
+) -> AsyncGenerator[bytes, None]:
     items = ResponseItems()
     last: run.Progress | None = None
     number = 0
@@ -214,7 +225,7 @@ async def _stream(steps: Primed[run.Progress], frame: Mapping[str, Any]) -> Asyn
         try:
             async for step in steps:
                 last = step
-                for data in [data for part in step.parts for data in items.add(part)]:
+                for data in _grow(items, service, step):
                     yield numbered(data)
         except Exception as error:  # noqa: BLE001 - the status is sent already: the stream is the only way to tell
             yield numbered(_failure(frame, hidden(error)))
@@ -222,7 +233,7 @@ async def _stream(steps: Primed[run.Progress], frame: Mapping[str, Any]) -> Asyn
     assert last is not None
     for data in items.close(complete=_complete(last.answer)):
         yield numbered(data)
-    response = _end(frame, items, last.answer)
+    response = _end(frame, items, last)
     yield numbered({"type": f"response.{response['status']}", "response": response})
 
 
@@ -236,9 +247,11 @@ def _complete(answer: Answer) -> bool:
     return answer.finish_reason in (FinishReason.STOP, FinishReason.GRAMMAR)
 
 
-def _end(frame: Mapping[str, Any], items: ResponseItems, answer: Answer) -> dict[str, Any]:
+def _end(frame: Mapping[str, Any], items: ResponseItems, last: run.Progress) -> dict[str, Any]:
+    answer = last.answer
     usage = answer.usage
     reasons = {FinishReason.LENGTH: "max_output_tokens"}
+    missing = shapes.unenforced(last.output.coverage)
     return {
         **frame,
         "status": "completed" if _complete(answer) else "incomplete",
@@ -256,4 +269,5 @@ def _end(frame: Mapping[str, Any], items: ResponseItems, answer: Answer) -> dict
             },
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         },
+        **({"unenforced": missing} if missing else {}),
     }

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sglite.runtime.server.schemas.common import ConstraintFields, Count, Loose, Number, Seed
+from sglite.runtime.server.schemas.common import ConstraintFields, Count, IgnoredFields, Loose, SamplingFields
 
 
 class InputItem(Loose):
@@ -53,35 +53,37 @@ class ReasoningOptions(Loose):
     summary: str | None = None
 
 
-class ResponsesRequest(ConstraintFields):
+Include = Literal[
+    "message.output_text.logprobs",
+    # What follows is about tools that are refused here and things that are not kept: it changes nothing.
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class ResponsesRequest(SamplingFields, ConstraintFields, IgnoredFields):
     model: str | None = None
     input: str | list[InputItem]
     instructions: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     max_output_tokens: Count | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Count | None = None
     text: TextOptions | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    seed: Seed | None = None
-    top_k: int | None = None
-    min_p: Number | None = None
+    thinking_budget: Count | None = None
 
     previous_response_id: str | None = None  # refused: nothing is stored
     conversation: Any = None
     background: bool | None = None
-    store: bool | None = None
-    include: list[str] | None = None
-    truncation: str | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    include: list[Include] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
