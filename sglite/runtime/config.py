@@ -45,6 +45,11 @@ class EngineConfig:
     memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
     cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
 
+    deterministic: bool = option(
+        False,
+        "Greedy text that depends on neither batch mates nor cache hits nor chunks, to the last bit; slower (GPU).",
+    )
+
     max_rows: int = option(256, "Completions that run at the same time.")
     max_step_tokens: int | None = option(
         None, "New tokens in one step; longer prompts are computed in pieces. By default 8192 on a GPU, 512 on a CPU."

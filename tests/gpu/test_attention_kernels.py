@@ -85,12 +85,14 @@ class Rows:
         assert not count.any(), "the counters must be back at 0"
         return out
 
-    def append(self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor | None) -> None:
+    def append(
+        self, k: torch.Tensor, v: torch.Tensor, q: torch.Tensor | None, keys: torch.Tensor | None = None
+    ) -> None:
         heads = 2 * self.kv_heads + (0 if q is None else self.heads)
         norm_rope_append_kernel[(heads, 2)](
-            self.qkv, *self.gains, self.cos_sin, self.starts, self.new, self.qkv if q is None else q, k, v,
-            len(LENGTHS), EPS, HQ=self.heads, HKV=self.kv_heads, D=self.dim, BLOCK_T=4, QK_NORM=self.qk_norm,
-            QUERIES=q is not None, PDL=ON_GPU,
+            self.qkv, *self.gains, self.cos_sin, self.starts, self.new, self.qkv if q is None else q,
+            self.qkv if keys is None else keys, k, v, len(LENGTHS), EPS, HQ=self.heads, HKV=self.kv_heads, D=self.dim,
+            BLOCK_T=4, QK_NORM=self.qk_norm, QUERIES=q is not None, KEYS=keys is not None, PDL=ON_GPU,
         )  # fmt: skip
 
 
@@ -128,13 +130,16 @@ def test_appending_first_gives_the_same(shape: Rows, splits: int) -> None:
     assert error(got[:-1], want[:-1]) < 1e-3
 
 
-def test_append_writes_rotated_queries() -> None:
+def test_append_writes_rotated_queries_and_keys() -> None:
     shape = SHAPES[0]
     q = torch.zeros(len(LENGTHS), shape.heads, shape.dim, dtype=DTYPE, device=DEVICE)
-    shape.append(shape.k.clone(), shape.v.clone(), q)
+    keys = torch.zeros(len(LENGTHS), shape.kv_heads, shape.dim, dtype=DTYPE, device=DEVICE)
+    cache = shape.k.clone()
+    shape.append(cache, shape.v.clone(), q, keys)
     for i, length in enumerate(LENGTHS[:-1]):
-        want = shape.rotated(shape.qkv[i].view(-1, shape.dim)[: shape.heads], length, shape.gains[0])
-        assert error(q[i], want) < TOLERANCE
+        heads = shape.qkv[i].view(-1, shape.dim)
+        assert error(q[i], shape.rotated(heads[: shape.heads], length, shape.gains[0])) < TOLERANCE
+        assert torch.equal(keys[i], cache[shape.new[i].long()])
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 8, 32])

@@ -66,12 +66,28 @@ class CudaAttention:
     ) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         if batch.key is None:
-            q = qkv.new_empty(qkv.shape[0], self._shape.num_heads, self._shape.head_dim)
-            self._append(layer, qkv, norms, cos_sin, batch, q)
-            return self._planner.run(layer, q).flatten(1)
+            return self._attend_large(layer, qkv, norms, cos_sin, batch)
         if not batch.key.decode:
-            self._append(layer, qkv, norms, cos_sin, batch, None)
+            self._append(layer, qkv, norms, cos_sin, batch, None, None)
         return self._attend_small(layer, qkv, norms, cos_sin, batch)
+
+    def _attend_large(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: CudaForwardBatch,
+    ) -> torch.Tensor:
+        shape, tokens = self._shape, qkv.shape[0]
+        q = qkv.new_empty(tokens, shape.num_heads, shape.head_dim)
+        if self._planner.from_pages:
+            self._append(layer, qkv, norms, cos_sin, batch, q, None)
+            return self._planner.run(layer, q, None).flatten(1)
+        k = qkv.new_empty(tokens, shape.num_kv_heads, shape.head_dim)
+        self._append(layer, qkv, norms, cos_sin, batch, q, k)
+        v = qkv.view(tokens, -1, shape.head_dim)[:, -shape.num_kv_heads :]
+        return self._planner.run(layer, q, (k, v)).flatten(1)
 
     def _append(
         self,
@@ -81,17 +97,19 @@ class CudaAttention:
         cos_sin: torch.Tensor,
         batch: CudaForwardBatch,
         q: torch.Tensor | None,
+        k: torch.Tensor | None,
     ) -> None:
+        """`q`, `k`: where the rotated queries and, beside their slots, the rotated keys go."""
         shape, tokens = self._shape, qkv.shape[0]
         block = 16 if tokens > 64 else 2
         heads = 2 * shape.num_kv_heads + (0 if q is None else shape.num_heads)
         q_norm, k_norm = norms or (None, None)
         norm_rope_append_kernel[(heads, triton.cdiv(tokens, block))](
             qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
-            batch.positions, batch.slots, qkv if q is None else q, self._cache.k[layer], self._cache.v[layer], tokens,
-            0.0 if q_norm is None else q_norm.eps,
+            batch.positions, batch.slots, qkv if q is None else q, qkv if k is None else k, self._cache.k[layer],
+            self._cache.v[layer], tokens, 0.0 if q_norm is None else q_norm.eps,
             HQ=shape.num_heads, HKV=shape.num_kv_heads, D=shape.head_dim, BLOCK_T=block, QK_NORM=norms is not None,
-            QUERIES=q is not None, PDL=self._pdl, launch_pdl=self._pdl,
+            QUERIES=q is not None, KEYS=k is not None, PDL=self._pdl, launch_pdl=self._pdl,
         )  # fmt: skip
 
     def _attend_small(

@@ -24,6 +24,7 @@ from sglite.runtime.device.base import (
     ForwardBatch,
     ForwardFn,
     KVCache,
+    LayerOps,
     RowTables,
     SampleBatch,
     SampleFn,
@@ -42,6 +43,7 @@ from sglite.runtime.device.cuda.inputs import (
     padded,
     send_large,
 )
+from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOps
 from sglite.runtime.device.cuda.ops import CudaOps
 from sglite.runtime.device.cuda.sampler import CudaSamplerOps
 from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskCopies, PlanCopies
@@ -63,23 +65,25 @@ def make(name: str, config: EngineConfig) -> CudaDevice:
         )
     cache = Path(os.environ.get("SGLITE_HOME") or Path.home() / ".cache" / "sglite").expanduser()
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))  # kernels compile once per machine
-    return CudaDevice(index, graphs=config.cuda_graphs)
+    return CudaDevice(index, graphs=config.cuda_graphs, deterministic=config.deterministic)
 
 
 class CudaDevice:
-    """`graphs`: replay captured graphs for small steps."""
+    """`graphs`: replay captured graphs for small steps. `deterministic`: see invariant.py."""
 
     overlaps = True
+    ops: LayerOps
 
-    def __init__(self, index: int, *, graphs: bool) -> None:
+    def __init__(self, index: int, *, graphs: bool, deterministic: bool = False) -> None:
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(index)
         self._pdl = torch.cuda.get_device_capability(index) >= (9, 0)
-        self.ops = CudaOps(pdl=self._pdl)
+        self.ops = InvariantOps(pdl=self._pdl) if deterministic else CudaOps(pdl=self._pdl)
         self._index = index
         self._capture = graphs
-        self._attention: CudaAttention | None = None
+        self._deterministic = deterministic
+        self._attention: CudaAttention | InvariantAttention | None = None
         self._shape: AttentionShape | None = None
         self._tables: RowTables | None = None
         self._small: dict[tuple[int, int], SmallStep] = {}
@@ -104,10 +108,20 @@ class CudaDevice:
         return KVCache([one() for _ in layers], [one() for _ in layers], page_size)
 
     def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend:
-        """float32 and head sizes without kernels go through the torch reference, which is slow."""
+        """float32 and head sizes without kernels go through the torch reference, which is slow. Raises InvalidRequest
+        where they were to be deterministic."""
         if shape.dtype == torch.float32 or shape.head_dim not in (64, 128, 256):
+            if self._deterministic:
+                raise InvalidRequest(
+                    "deterministic=True has kernels for bfloat16 and float16 and heads of 64, 128 or 256, not for "
+                    f"{shape.dtype} and heads of {shape.head_dim}",
+                    param="deterministic",
+                )
             return TorchAttention(shape, cache)
         self._shape = shape
+        if self._deterministic:
+            self._attention = InvariantAttention(shape, cache, pdl=self._pdl)
+            return self._attention
         self._attention = CudaAttention(shape, cache, max_tokens=MAX_SMALL, pdl=self._pdl)
         return self._attention
 
@@ -160,6 +174,8 @@ class CudaDevice:
                 return None
         size = padded(tokens, coarse=not decode)
         logits = 0 if wanted == tokens else max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
+        if isinstance(self._attention, InvariantAttention):
+            return GraphKey(size, logits, False, 1)
         return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, longest))
 
     def prepare_sample(

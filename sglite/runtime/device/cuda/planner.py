@@ -1,4 +1,9 @@
-"""FlashInfer's ragged attention over the paged cache: one plan a step on the host, one run a layer."""
+"""FlashInfer's attention for large steps: one plan a step on the host, one run a layer.
+
+Rows with something in the cache read keys and values through their pages. Where no row has, which is what a prompt's
+first step looks like, the new keys and values are all there is: they are read where they were just made, in order,
+which lets fa3 fetch them with the bulk copy engine.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,33 @@ class RaggedPlanner:
         paged = (-1, cache.page_size, shape.num_kv_heads, shape.head_dim)
         self._layers = [(k.view(paged), v.view(paged)) for k, v in zip(cache.k, cache.v, strict=True)]
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[str, Any] = {}
+        self._wrappers: dict[tuple[str, bool], Any] = {}
         self._hopper = torch.cuda.get_device_capability(device)[0] == 9
         self._current: Any = None
+        self.from_pages = True  # of the step that was planned last
 
     def plan(self, batch: CudaForwardBatch) -> None:
+        plan, shape = batch.batch, self._shape
+        long_rows = self._hopper and plan.num_tokens >= _LONG_ROWS * len(plan.rows)
+        self.from_pages = not long_rows or bool(plan.starts.any())
+        self._current = self._next_wrapper("fa3" if long_rows else "fa2")
+        if self.from_pages:
+            self._plan_pages(batch)
+            return
+        indptr = _offsets(plan.num_new)
+        self._current.plan(
+            indptr,
+            indptr,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            causal=True,
+            sm_scale=shape.scale,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+
+    def _plan_pages(self, batch: CudaForwardBatch) -> None:
         plan, size = batch.batch, self._page_size
         lengths = plan.starts + plan.num_new
         num_pages = -(-lengths // size)
@@ -42,9 +69,6 @@ class RaggedPlanner:
             batch.page_table, batch.rows, ends, pages, batch.page_table.stride(0), BLOCK=1024
         )
         shape = self._shape
-        self._current = self._next_wrapper(
-            "fa3" if self._hopper and plan.num_tokens >= _LONG_ROWS * len(lengths) else "fa2"
-        )
         self._current.plan(
             _offsets(plan.num_new),
             indptr,
@@ -61,21 +85,29 @@ class RaggedPlanner:
             max_token_per_sequence=int(plan.num_new.max()),
         )
 
-    def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """q: [T, num_heads, head_dim] -> the same shape."""
+    def run(self, layer: int, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        """q: [T, num_heads, head_dim] -> the same shape. `new`: the step's keys and values, [T, num_kv_heads,
+        head_dim] each, unless they are read `from_pages`."""
         out = torch.empty_like(q)  # one that FlashInfer makes is filled with zeros first
-        return self._current.run(q, self._layers[layer], out=out)
+        if new is None:
+            return self._current.run(q, self._layers[layer], out=out)
+        return self._current.run(q, *new, out=out)
 
     def _next_wrapper(self, backend: str) -> Any:
         if self._workspace is None:
             self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self._device)
-        if backend not in self._wrappers:
+        key = backend, self.from_pages
+        if key not in self._wrappers:
             import flashinfer  # when it is needed: it takes longer to import than the rest of a small engine to start
 
-            make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+            paged, ragged = (
+                flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+                flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
+            )
+            make = paged if self.from_pages else ragged
             wrappers = [make(self._workspace, "NHD", backend=backend) for _ in range(_PLANS)]
-            self._wrappers[backend] = itertools.cycle(wrappers)
-        return next(self._wrappers[backend])
+            self._wrappers[key] = itertools.cycle(wrappers)
+        return next(self._wrappers[key])
 
 
 def _offsets(counts: np.ndarray) -> torch.Tensor:

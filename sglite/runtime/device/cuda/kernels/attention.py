@@ -224,6 +224,7 @@ def norm_rope_append_kernel(
     positions_ptr,  # int32[T]
     slots_ptr,  # int32[T]; negative: padding
     q_out_ptr,  # [T, HQ, D] with QUERIES
+    k_out_ptr,  # [T, HKV, D] with KEYS
     k_ptr,  # [slots, HKV, D]
     v_ptr,
     T,
@@ -234,9 +235,10 @@ def norm_rope_append_kernel(
     BLOCK_T: tl.constexpr,
     QK_NORM: tl.constexpr,
     QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rotated keys and the values of all new tokens into their slots, rotated queries into q_out.
+    """Rotated keys and the values of all new tokens into their slots, rotated queries into q_out, keys into k_out.
 
     Grid (heads, token blocks); heads are those of q, k and v, without QUERIES those of k and v.
     """
@@ -276,3 +278,6 @@ def norm_rope_append_kernel(
     else:
         k_tile = k_ptr + slot[:, None] * (HKV * D) + (head - HQ) * D + d[None, :]
         tl.store(k_tile, x.to(k_ptr.dtype.element_ty), mask=kept)
+        if KEYS:
+            k_out = k_out_ptr + t[:, None].to(tl.int64) * (HKV * D) + (head - HQ) * D + d[None, :]
+            tl.store(k_out, x.to(k_out_ptr.dtype.element_ty), mask=live)
