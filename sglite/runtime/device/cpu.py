@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sglite.errors import InvalidRequest
 from sglite.runtime.batch import Batch
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.base import (
@@ -18,6 +20,7 @@ from sglite.runtime.device.base import (
     ForwardBatch,
     ForwardFn,
     KVCache,
+    LayerOps,
     Norm,
     PackedWeight,
     RowTables,
@@ -38,6 +41,11 @@ from sglite.runtime.device.cpu_weights import (
 from sglite.runtime.device.inputs import host_inputs
 from sglite.runtime.device.memory import available_memory
 from sglite.runtime.device.threads import usable_cpus
+
+if TYPE_CHECKING:
+    from sglite.runtime.device.cpu_compiled import CompiledKernels
+
+logger = logging.getLogger(__name__)
 
 
 class CpuOps:
@@ -87,6 +95,16 @@ class CpuOps:
         return torch.mul(x, scale).mul_(norm.weight)
 
 
+def load_kernels(threads: int) -> CompiledKernels | None:
+    """None where numba is not installed, as for a Python that is newer than it."""
+    try:
+        from sglite.runtime.device.cpu_compiled import CompiledKernels  # brings numba in, which takes half a second
+    except ImportError as error:
+        logger.warning("no compiled CPU kernels (%s): float32 runs at about half of its speed; pip install numba", error)
+        return None
+    return CompiledKernels(threads)
+
+
 class ReadyCopy:
     """The CPU's results are on the host already."""
 
@@ -98,16 +116,20 @@ class ReadyCopy:
 
 
 class CpuDevice:
-    """`num_threads` None: what affinity and control group allow. `int8`: projections keep 8 bits a weight."""
+    """`num_threads` None: what affinity and control group allow. `int8`: projections keep 8 bits a weight. `compiled`:
+    use the compiled kernels for float32, where numba is installed."""
 
     name = "cpu"
     overlaps = False
+    ops: LayerOps
 
-    def __init__(self, num_threads: int | None = None, *, int8: bool = False) -> None:
+    def __init__(self, num_threads: int | None = None, *, int8: bool = False, compiled: bool = True) -> None:
         self.torch_device = torch.device("cpu")
         # torch starts with OMP_NUM_THREADS or the cores of the host, whatever the control group allows
         torch.set_num_threads(num_threads or min(torch.get_num_threads(), usable_cpus()))
-        self.ops = CpuOps(copy_bytes=available_memory() // 4, int8=int8)
+        plain = CpuOps(copy_bytes=available_memory() // 4, int8=int8)
+        self._kernels = load_kernels(torch.get_num_threads()) if compiled else None
+        self.ops = plain if int8 or self._kernels is None else self._kernels.ops(plain)
 
     def free_memory(self) -> int:
         return available_memory()
@@ -123,6 +145,8 @@ class CpuDevice:
 
     def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend:
         assert isinstance(cache, CpuKVCache)
+        if self._kernels is not None and shape.dtype == torch.float32:
+            return self._kernels.attention(shape, cache)
         return CpuAttention(shape, cache)
 
     def sampler_ops(self) -> SamplerOps | None:
@@ -181,5 +205,12 @@ def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def make(name: str, config: EngineConfig) -> CpuDevice:
-    """For the registry."""
+    """For the registry. Raises InvalidRequest for what only a GPU can do."""
+    if config.deterministic:
+        raise InvalidRequest(
+            "deterministic=True is made for a GPU in bfloat16 or float16. On the CPU float32 already gives the same "
+            "greedy text alone and in a batch, from the cache and in chunks, except where the two best tokens are "
+            "within about 1e-4; leave the option out",
+            param="deterministic",
+        )
     return CpuDevice(config.num_threads, int8=config.dtype == "int8")
