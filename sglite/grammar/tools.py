@@ -1,7 +1,8 @@
 """Answers that may hold tool calls: one grammar made of the exact grammars of the tools' schemas.
 
     must call                 calls
-    may call, no answer       free text with calls in it: where a call's begin tag is complete the grammar takes hold
+    may call, no answer       free text with calls in it: where a call's begin tag is complete the grammar takes hold.
+                              Without a tag: calls | text that does not begin as a call of one of the tools does
     may call, or an answer    calls | the value of the answer's schema      never text that is neither
 
 A call is written `begin {"name": NAME, KEY: ARGUMENTS} end`, the next one after `separator`; this is the text that chat
@@ -59,8 +60,8 @@ def tools(answer: ToolAnswer) -> GrammarSpec:
     """Raises InvalidGrammar for a combination that has no grammar."""
     if not answer.calls:
         raise InvalidGrammar("there is no tool to call", param="tools")
-    if not answer.must_call and not answer.syntax.begin:
-        raise InvalidGrammar("calls without a begin tag cannot be told from other text", param="tools")
+    if not answer.must_call and not answer.syntax.begin and answer.answer is not None:
+        raise InvalidGrammar("calls without a begin tag cannot be told from an answer that is JSON", param="tools")
     return GrammarSpec(kind="tools", source=msgspec.json.encode(answer).decode())
 
 
@@ -69,13 +70,20 @@ def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage]:
     answer = msgspec.json.decode(spec.source, type=ToolAnswer)
     rules: list[str] = []
     items: list[CoverageItem] = []
+    bare = not answer.must_call and not answer.syntax.begin
     for i, call in enumerate(answer.calls):
         arguments, found = _arguments(call, f"args{i}", limits)
         items += found
-        head = json.dumps({"name": call.name})[:-1] + f', "{answer.syntax.key}": '
-        rules += [f'call{i}: {_literal(head)} args{i} "}}"', arguments]
+        if bare:
+            rules += [f"HEAD{i}: /{_bare_head(call.name, answer.syntax.key)}/", f"call{i}: HEAD{i} args{i} BARE_END"]
+        else:
+            head = json.dumps({"name": call.name})[:-1] + f', "{answer.syntax.key}": '
+            rules.append(f'call{i}: {_literal(head)} args{i} "}}"')
+        rules.append(arguments)
     rules.append("body: " + " | ".join(f"call{i}" for i in range(len(answer.calls))))
-    if answer.must_call or answer.answer is not None:
+    if bare:
+        rules += _calls_or_text(answer)
+    elif answer.must_call or answer.answer is not None:
         rules += _calls_alone(answer)
     else:
         rules += _calls_in_text(answer)
@@ -106,6 +114,31 @@ def _calls_in_text(answer: ToolAnswer) -> Iterator[str]:
     yield "start: marked* TEXT?" if answer.several else "start: TEXT? | marked"
 
 
+# Who is not made to call writes calls with blanks of its own, and Llama 3.1 some with the type before the name.
+_BLANK = r"[ \t\r\n]"
+_TYPE = rf'("type"{_BLANK}*:{_BLANK}*"function"{_BLANK}*,{_BLANK}*)?'
+
+
+def _bare_head(name: str, key: str) -> str:
+    few = _BLANK + "{0,4}"
+    type_ = _TYPE.replace(_BLANK + "*", few)
+    return rf'{few}\{{{few}{type_}"name"{few}:{few}"{_escaped(name)}"{few},{few}"{key}"{few}:{few}'
+
+
+def _calls_or_text(answer: ToolAnswer) -> Iterator[str]:
+    """What begins as a call of a tool is one; everything else is text, other JSON included."""
+    names = "|".join(_escaped(call.name) for call in answer.calls)
+    begin = rf'{_BLANK}*\{{{_BLANK}*{_TYPE}"name"{_BLANK}*:{_BLANK}*"({names})"'
+    yield f"BARE_END: /{_BLANK}{{0,4}}\\}}/"
+    yield f"TEXT: /(?s:.+)/ & ~/{begin}(?s:.*)/"
+    separator = f"/{_BLANK}{{0,4}}{_escaped(answer.syntax.separator)}{_BLANK}{{0,4}}/"
+    yield "start: body" + (f" ({separator} body)*" if answer.several else "") + " | TEXT?"
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")
+
+
 def _arguments(call: ToolCall, rule: str, limits: SchemaLimits) -> tuple[str, list[CoverageItem]]:
     if call.schema is None:
         return _rule(prepare('{"type":"object"}', whitespace="single", limits=limits), rule), []
@@ -129,15 +162,14 @@ def _schema_rule(
         msgspec.structs.replace(item, status="unsupported") if item.status == "validated" else item
         for item in prepared.coverage.items
     ]
-    if prepared.residual is not None:
+    if prepared.residual is not None and prepared.residual.decides:
         if on_unsupported == "error":
             raise UnsupportedSchema(
-                "rules over a whole array or object (no item twice, no key twice where keys are free) are not followed "
-                "beside tool calls; close the objects with additionalProperties: false",
+                "rules over a whole array or object (no item twice, so many keys) are not followed beside tool calls",
                 pointer="",
-                keyword="uniqueItems",
+                keyword=prepared.residual.decides,
             )
-        items.append(CoverageItem("", "uniqueItems", "unsupported", "not followed beside tool calls"))
+        items.append(CoverageItem("", prepared.residual.decides, "unsupported", "not followed beside tool calls"))
     return _rule(prepared, rule), items
 
 

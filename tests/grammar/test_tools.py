@@ -89,7 +89,41 @@ def test_bare_calls() -> None:
     assert ok('{"name": "add", "parameters": {"a":1}}')
     assert ok('{"name": "add", "parameters": {"a":1}};{"name": "add", "parameters": {"a":2}}')
     with pytest.raises(GrammarError, match="begin tag"):
-        tools(ToolAnswer(calls=(ADD,), syntax=BARE))
+        tools(ToolAnswer(calls=(ADD,), syntax=BARE, answer=ANSWER))
+
+
+def test_a_bare_answer_that_begins_as_a_call_is_one_and_everything_else_is_text() -> None:
+    ok = accepts(ToolAnswer(calls=(ADD, SAY), syntax=BARE))
+    call = '{"name": "add", "parameters": {"a":1}}'
+    typed = '{"type": "function", "name": "say", "parameters": {"t":"]"}}'
+    for good in (
+        call,
+        typed,
+        f"{call}; {typed}",
+        '\n{ "name" : "add", "parameters" : {"a": 1} }',
+        "",
+        "hello {",
+        '{"answer": 1}',
+        '{"name": "Ada", "age": 36}',
+        '{"name": "adder", "parameters": {}}',
+        '{"type": "object", "name": "add"}',
+        f"I would write {call}",
+        f"```\n{call}\n```",
+    ):
+        assert ok(good), good
+    for bad in (
+        call.replace("1", '"1"'),
+        call + " and more",
+        '{"name": "add"}',
+        '{"name":"add","parameters":{"a":1},"x":2}',
+        ' { "name":\n"say", "parameters": {"t":"c"}}',
+        typed.replace("]", "["),
+        f"{call}; no",
+    ):
+        assert not ok(bad), bad
+    ok = accepts(ToolAnswer(calls=(ADD,), syntax=BARE, several=False))
+    assert ok(call)
+    assert not ok(f"{call};{call}")
 
 
 def test_what_a_strict_tool_says_and_no_mask_carries_is_refused_with_its_place() -> None:

@@ -205,3 +205,16 @@ async def test_a_length_stop_says_so(serve: MakeClient) -> None:
     answer = (await client.post(URL, json={"messages": HELLO, "max_completion_tokens": 2})).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["choices"][0]["message"]["content"] == "ab"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_calls_of_a_model_without_tags_are_bound_too(serve: MakeClient, choice: str) -> None:
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    client = serve(lambda request, index: call, tool_format="llama3")
+    body = {"messages": HELLO, "tools": [ADD], "tool_choice": choice}
+    choices = (await client.post(URL, json=body)).json()["choices"]
+    assert choices[0]["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert client.core.requests[0].grammar.kind == "tools"  # type: ignore[attr-defined]
+    loose = serve(lambda request, index: call, tool_format="llama3", tool_strictness="never")
+    await loose.post(URL, json=body)
+    assert (loose.core.requests[0].grammar is None) == (choice == "auto")  # type: ignore[attr-defined]

@@ -118,6 +118,30 @@ def test_the_pieces_of_a_stream_join_to_the_whole_answer(words: list[str], size:
     assert parse(ToolParser(syntax, NAMES), pieces) == parse(ToolParser(syntax, NAMES), [text] if text else [])
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"parameters": {"a": "no"}, "name": "add"}',
+        '{"name": "\\u0061dd", "parameters": {"a": "no"}}',
+        '{"name": "adder", "parameters": {}}',
+        '\u00a0{"name": "add", "parameters": {}}',
+        '{"name": "add", "parameters": 3}',
+    ],
+)
+def test_under_a_grammar_only_its_own_calls_are_calls(text: str, size: int) -> None:
+    parser = ToolParser(LLAMA, NAMES, exact=True)
+    assert parse(parser, [text[i : i + size] for i in range(0, len(text), size)]) == [Text(text)]
+
+
+def test_a_type_before_the_name_is_part_of_a_call() -> None:
+    text = '{"type": "function", "name": "add", "parameters": {"a": 1}}'
+    assert parse(ToolParser(LLAMA, NAMES, exact=True), list(text)) == [
+        ToolStart(0, "add"),
+        ToolArguments(0, '{"a": 1}'),
+    ]
+
+
 def test_arguments_stream_before_the_call_is_complete() -> None:
     parser = ToolParser(HERMES, NAMES)
     parts = parser.feed('<tool_call>{"name":"add","arguments":{"a": 12')

@@ -36,8 +36,7 @@ def answer_grammar(
             raise InvalidRequest(f"tools cannot be combined with a {answer.kind} constraint", param="tools")
         syntax = TAGGED  # a bare call and a bare JSON answer could be the same text
     must_call = choice.mode in ("required", "named")
-    if not must_call and answer is None and (strictness == "never" or not syntax.begin):
-        # No tag tells a bare call from other text that begins with a brace, so such a model is left to itself.
+    if not must_call and answer is None and strictness == "never":
         return AnswerGrammar(None, syntax)
     asked = [tool for tool in tools if choice.mode != "named" or tool.name == choice.name]
     spec = tools_spec(

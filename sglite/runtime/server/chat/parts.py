@@ -153,17 +153,26 @@ class JsonValueScanner:
         return None
 
 
+_HEAD = (
+    r'[ \t\r\n]*\{[ \t\r\n]*(?:"type"[ \t\r\n]*:[ \t\r\n]*"function"[ \t\r\n]*,[ \t\r\n]*)?'
+    r'"name"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*,[ \t\r\n]*"KEY"[ \t\r\n]*:[ \t\r\n]*(?=\{)'
+)
+
+
 class ToolParser:
     """Calls of one syntax out of an answer; the rest is text.
 
     The name comes first in every call that the server's grammars allow, so its arguments can stream. A free call in
     another order is passed on once it is complete; what turns out to be no call stays text.
+
+    `exact`: a grammar made the answer, so that whatever is spelled otherwise than its calls is text.
     """
 
-    def __init__(self, syntax: CallSyntax, names: frozenset[str]) -> None:
+    def __init__(self, syntax: CallSyntax, names: frozenset[str], *, exact: bool = False) -> None:
         self._syntax = syntax
         self._names = names
-        self._head = regex.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"' + syntax.key + r'"\s*:\s*(?=\{)')
+        self._exact = exact
+        self._head = regex.compile(_HEAD.replace("KEY", syntax.key))
         self._tail = regex.compile(r"\s*\}\s*" + regex.escape(syntax.end))
         self._step = self._in_text if syntax.begin else self._in_head
         self._held = ""
@@ -206,7 +215,7 @@ class ToolParser:
         found = self._head.match(self._held, partial=True)
         if found is not None and found.partial:
             return []
-        name = "" if found is None else _string(found[1])
+        name = "" if found is None else found[1][1:-1] if self._exact else _string(found[1])
         if found is None or name not in self._names:
             return self._not_a_streamed_call()
         self._held = self._held[found.end() :]
@@ -262,6 +271,8 @@ class ToolParser:
 
     def _whole_call(self, text: str) -> list[Part]:
         """The call that `text` is, in any key order; [] where it is none."""
+        if self._exact:
+            return []
         try:
             call = json.loads(text)
         except (ValueError, RecursionError):

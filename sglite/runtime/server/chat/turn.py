@@ -75,7 +75,9 @@ class PreparedTurn:
     def _parser(self) -> AnswerParser:
         names = frozenset(tool.name for tool in self.turn.tools)
         uses_tools = names and self.turn.tool_choice.mode != "none"
-        answer: AnswerParser = ToolParser(self._syntax, names) if uses_tools else PlainParser()
+        answer: AnswerParser = PlainParser()
+        if uses_tools:
+            answer = ToolParser(self._syntax, names, exact=self.grammar is not None)
         if self._thinks and self.turn.split_reasoning:
             return ReasoningSplitter(answer, inside=self._inside)
         return answer
