@@ -83,12 +83,12 @@ def run(names: Sequence[str], config: EngineConfig, *, repeat: int, note: Callab
     if not loads:
         return report
     with Engine(config=config) as engine:
-        device, dtype = _placement(config, engine)
-        report.device = _device_name(device)
+        device, dtype = placement(config)
+        report.device = device_name(device)
         report.rates = calibrate(device, dtype)
         copy, matmul = report.rates.copy / 1e12, report.rates.matmul / 1e12
         note(f"{report.device}: copy {copy:.2f} TB/s, matmul {matmul:.0f} TFLOP/s")
-        cost = ModelCost.of(_model_config(config), dtype.itemsize)
+        cost = ModelCost.of(model_config(config), dtype.itemsize)
         for load in loads:
             row = measure(engine, load, repeat=repeat)
             row.floor_seconds = floor_seconds(load, cost, report.rates)
@@ -159,7 +159,7 @@ def _timed(name: str, runs: list[float]) -> Row:
     return Row(name, statistics.median(runs), runs)
 
 
-def _placement(config: EngineConfig, engine: Engine) -> tuple[torch.device, torch.dtype]:
+def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.accelerator.is_available())
     if on_cpu:
         return torch.device("cpu"), torch.float32
@@ -167,17 +167,17 @@ def _placement(config: EngineConfig, engine: Engine) -> tuple[torch.device, torc
     return torch.device(config.device if config.device != "auto" else "cuda"), getattr(torch, name)
 
 
-def _model_config(config: EngineConfig) -> ModelConfig:
+def model_config(config: EngineConfig) -> ModelConfig:
     from sglite.runtime.models.loader import resolve_model
 
     load_format = "dummy" if config.load_format == "dummy" else "auto"
     return resolve_model(config.model, load_format=load_format, tokenizer=config.tokenizer).config
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return str(torch.get_device_module(device).get_device_name(device))
+    return str(torch.get_device_module(device).getdevice_name(device))
 
 
 def versions() -> dict[str, str]:

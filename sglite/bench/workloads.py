@@ -3,7 +3,7 @@ one run is cached for the next; decoding is greedy and does not stop at the end 
 
     free_N        N prompts of 128 tokens, 256 tokens each
     json_N        the same, 256 tokens each under SCHEMA
-    fork64_8k     64 prompts = one 8,192-token prefix, already cached, and 16 own tokens; 128 tokens each
+    forkN_Pk      N prompts = one prefix of P * 1,024 tokens, already cached, and 16 own tokens; 128 tokens each
     prefill_16x4k 16 prompts of 4,096 tokens, 1 token each
 """
 
@@ -52,6 +52,7 @@ class Workload:
 
 
 _SIZED = re.compile(r"(free|json)_(\d+)")
+_FORKED = re.compile(r"fork(\d+)_(\d+)k")
 
 
 def workload(name: str) -> Workload:
@@ -59,12 +60,13 @@ def workload(name: str) -> Workload:
     sized = _SIZED.fullmatch(name)
     if sized:
         return Workload(name, int(sized[2]), 128, 256, constrained=sized[1] == "json")
-    if name == "fork64_8k":
-        return Workload(name, 64, 16, 128, prefix=8192)
+    forked = _FORKED.fullmatch(name)
+    if forked:
+        return Workload(name, int(forked[1]), 16, 128, prefix=1024 * int(forked[2]))
     if name == "prefill_16x4k":
         return Workload(name, 16, 4096, 1)
     raise InvalidRequest(
-        f"no workload {name!r}; there are free_N and json_N for any number of rows N, fork64_8k, prefill_16x4k, "
-        "start and first_json",
+        f"no workload {name!r}; there are free_N and json_N for any number of rows N, forkN_Pk for N rows on P * 1,024 "
+        "shared tokens, prefill_16x4k, start and first_json",
         param="workloads",
     )

@@ -92,3 +92,41 @@ def serve(
         rate=rate, model=model,
     )  # fmt: skip
     bench.main(load, url=url, compare_with=compare, device=device, api_key=api_key, out=out)
+
+
+@app.command()
+def programs(
+    model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
+    workloads: str = typer.Option(
+        "tree_of_thought,skeleton_of_thought,llm_judge,mmlu,hellaswag,react,multi_turn_chat,multi_document_qa,rag_json",
+        "--workloads",
+        help="Comma-separated, in this order.",
+    ),
+    at_once: str = typer.Option("1,4,16,64", "--at-once", help="Comma-separated: programs that run at the same time."),
+    pools: str = typer.Option("", "--pools", help="Run react again with KV for these shares of its need: 1,0.5,0.25."),
+    scale: float = typer.Option(1.0, "--scale", min=0.01, help="Multiplies the lengths of texts and answers."),
+    pause_scale: float = typer.Option(1.0, "--pause-scale", min=0.0, help="Multiplies the pauses of tools."),
+    share: float = typer.Option(1.0, "--share", min=0.0, max=1.0, help="Of the questions of mmlu and hellaswag."),
+    load_format: str = typer.Option("auto", "--load-format", help="'dummy' makes random weights from config.json."),
+    device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
+    dtype: str = typer.Option("auto", "--dtype", help="Type of weights and activations."),
+    max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
+    repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs of each way; the median counts."),
+    warm: bool = typer.Option(True, "--warm/--no-warm", help="One unmeasured run of each way before."),
+    out: Path | None = typer.Option(None, "--out", help="Write the report as JSON; the table goes beside it (.md)."),
+) -> None:
+    """Run programs, and the same work as loose calls, on one engine: time, hits, admissions, and what was needed."""
+    limit_spinning()
+    from sglite.bench.programs import run as bench  # torch takes a moment to load
+    from sglite.bench.programs.shapes import Shape
+    from sglite.runtime.config import EngineConfig
+
+    config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
+    shape = Shape(scale=scale, pause_scale=pause_scale, share=share)
+    made = bench.Bench(config, shape, repeat=repeat, warm=warm, note=lambda text: print(text, flush=True))
+    numbers = [int(number) for number in at_once.split(",")]
+    report = made.run(workloads.split(","), numbers, [float(pool) for pool in pools.split(",") if pool])
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        out.with_suffix(".md").write_text(bench.table(report) + "\n", encoding="utf-8")

@@ -120,6 +120,7 @@ class EngineCore:
         self._queued: tuple[Step, PendingStep] | None = None  # the step on the device, when overlapped
         self._overlap = executor.overlaps if config.overlap is None else config.overlap
         self._failed_in_a_row = 0
+        self._counted = 0.0  # time.perf_counter() up to which metrics.step_s counts
         self._waker: Callable[[], None] = _nobody
 
     # -- requests
@@ -208,7 +209,7 @@ class EngineCore:
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise EngineDead(f"{self._failed_in_a_row} steps in a row failed; the log has their errors")
         now = self._clock()
-        began, steps = time.perf_counter(), self.metrics.steps
+        steps, self._counted = self.metrics.steps, time.perf_counter()
         self._take_in(now)
         if self._overlap and not self._scheduler.wants_turn():
             self._overlapped_step(now)
@@ -216,7 +217,7 @@ class EngineCore:
             self._apply_queued(None)
             self._plain_step(now)
         if self.metrics.steps > steps:
-            self.metrics.step_s += time.perf_counter() - began
+            self._count_time()
         self._forget_jobs()
         self._measure()
         return self._outputs.take()
@@ -298,7 +299,14 @@ class EngineCore:
         self.metrics.wait_s += time.perf_counter() - began
         return result
 
+    def _count_time(self) -> None:
+        """The turn so far belongs to its step."""
+        now = time.perf_counter()
+        self.metrics.step_s += now - self._counted
+        self._counted = now
+
     def _apply(self, step: Step, result: StepResult) -> None:
+        self._count_time()  # requests that end here tell how long their steps took
         began = time.perf_counter()
         self._failed_in_a_row = 0
         self._outputs.apply(step, result)

@@ -1,0 +1,97 @@
+"""A client that lets everything through and writes down what it was: the trace that the numbers are made from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from sglite.protocol import (
+    Coverage,
+    GenerateRequest,
+    GrammarSpec,
+    RequestOutput,
+    ScoreOutput,
+    ScoreRequest,
+    Timing,
+    Usage,
+)
+from sglite.runtime.async_engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that was answered. Moments are time.monotonic() seconds, here and in `timing`."""
+
+    program: str
+    submitted: float
+    finished: float
+    prompt: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]  # what was generated, or the options that were scored
+    generates: bool
+    usage: Usage
+    timing: Timing
+
+
+class Recorder:
+    """Satisfies `sglite.lang.client.Client`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokenizer = engine.tokenizer
+        self.model_info = engine.model_info
+        self.calls: list[Call] = []
+
+    async def stream_request(self, request: GenerateRequest, *, program: str = "") -> AsyncGenerator[RequestOutput]:
+        submitted = time.monotonic()
+        prompt: tuple[int, ...] = ()
+        ids: list[int] = []
+        async with aclosing(self.engine.stream_request(request)) as outputs:
+            async for output in outputs:
+                prompt = output.prompt_token_ids or prompt
+                ids += output.token_ids
+                if output.timing is not None:
+                    self._keep(_program(request, program), submitted, prompt, (tuple(ids),), True, output)
+                yield output
+
+    async def score_request(self, request: ScoreRequest, *, program: str = "") -> ScoreOutput:
+        submitted = time.monotonic()
+        output = await self.engine.score_request(request)
+        assert not isinstance(request.prompt, str)
+        prompt, options = request.prompt, request.continuations
+        self._keep(_program(request, program), submitted, prompt, options, False, output)
+        return output
+
+    def _keep(
+        self,
+        program: str,
+        submitted: float,
+        prompt: tuple[int, ...],
+        answers: tuple[tuple[int, ...], ...],
+        generates: bool,
+        output: RequestOutput | ScoreOutput,
+    ) -> None:
+        assert output.timing is not None
+        now = time.monotonic()
+        self.calls.append(Call(program, submitted, now, prompt, answers, generates, output.usage, output.timing))
+
+    async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
+        return await self.engine.compile_grammar(spec)
+
+    async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
+        return await self.engine.warm_prefix(token_ids, namespace=namespace, lease_s=lease_s)
+
+    async def abort(self, request_id: str) -> None:
+        await self.engine.abort(request_id)
+
+    async def release(self, request_id: str) -> None:
+        await self.engine.release(request_id)
+
+    async def flush_cache(self) -> bool:
+        return await self.engine.flush_cache()
+
+
+def _program(request: Any, given: str) -> str:
+    return given if request.program is None else request.program.program_id
