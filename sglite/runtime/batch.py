@@ -23,6 +23,7 @@ from sglite.grammar.matcher import Bitmask
 
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
+SharedPrefixes = tuple[tuple[int, tuple[int, ...]], ...]  # (leading tokens shared, batch indices) of each group
 
 DEVICE_TOKEN = -1  # in token_ids: the token that the sampler last wrote for this row, read on the device
 NO_MASK = -1  # in mask_slots: this logits position is unconstrained
@@ -100,9 +101,9 @@ class Batch:
     # absent: target j is for position j. Several ids at one position: the branches of a scored trie
     loads: tuple[RowLoad, ...] = ()
     page_updates: PageUpdates = field(default_factory=_no_updates)
-    shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    # disjoint groups that share pages: (number of leading tokens shared, at most each row's start, batch indices); a
-    # hint for tree attention, made only for an executor whose `shares_prefix_reads` is True
+    shared_prefixes: SharedPrefixes = ()
+    # disjoint groups that share the pages of their first tokens, at most as many as each row's start; a hint for tree
+    # attention, made only for an executor whose `shares_prefix_reads` is True
 
     @property
     def num_tokens(self) -> int:

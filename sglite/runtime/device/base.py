@@ -100,7 +100,9 @@ class Norm:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over a KVCache. `plan` once per step, `attend` once per layer."""
+    """Paged attention over a KVCache. `plan` once per step, `attend` once per layer.
+
+    May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes."""
 
     def plan(self, batch: ForwardBatch) -> None: ...
 

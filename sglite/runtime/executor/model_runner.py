@@ -62,6 +62,7 @@ class ModelRunner:
         self.vocab_size = vocab_size
         self.mask_rows = mask_rows
         self.overlaps = device.overlaps
+        self.shares_prefix_reads: bool = getattr(attention, "shares_prefix_reads", False)
         self._device = device
         self._attention = attention
         self._forward = device.capture_forward(model.forward)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, IntArray, PageUpdates, RowLoad
+from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, IntArray, PageUpdates, RowLoad, SharedPrefixes
 from sglite.runtime.request import Request
 
 
@@ -238,7 +238,7 @@ class RowTable:
         *,
         loads: Sequence[RowLoad],
         page_updates: PageUpdates,
-        shared_prefixes: tuple[tuple[int, tuple[int, ...]], ...] = (),
+        shared_prefixes: SharedPrefixes = (),
     ) -> Step:
         """The batch in which rows[i] (of requests[i]) computes new[i] >= 1 tokens; the table moves on by it."""
         view = RowView(self, rows)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglite.errors import OutOfPages
-from sglite.runtime.batch import BoolArray, IntArray, PageUpdates
+from sglite.runtime.batch import BoolArray, IntArray, PageUpdates, SharedPrefixes
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Request, RequestStatus
@@ -70,6 +70,8 @@ class Scheduler:
         self._sequence = 0
         self._groups: list[tuple[int, list[Request]]] = []  # rows that share a prefix, as of _groups_version
         self._groups_version = 0
+        self._shared: SharedPrefixes = ()  # of a step of all running rows, as of _shared_version
+        self._shared_version = -1
         self._over: list[tuple[Request, OutOfPages | None]] = []  # ended within schedule()
 
     # -- requests come and go
@@ -246,21 +248,27 @@ class Scheduler:
         self._over.append((request, error))
         return False
 
-    def _shared_prefixes(self, requests: list[Request]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def _shared_prefixes(self, requests: list[Request]) -> SharedPrefixes:
         """Groups of batch indices; looked for again only when a row came, went or grew its prefix."""
+        everyone = len(requests) == len(self.running)
+        if everyone and self._shared_version == self.running.version:
+            return self._shared
         if self._groups_version != self.running.version:
             with_prefix = [(r, r.prefix) for r in self.running.requests if r.prefix is not None]
             groups = self._cache.shared_groups([p for _, p in with_prefix], _MIN_SHARED_TOKENS)
             self._groups = [(length, [with_prefix[i][0] for i in indices]) for length, indices in groups]
             self._groups_version = self.running.version
-        if not self._groups:
-            return ()
         places = {request: i for i, request in enumerate(requests)}
         computed = self._table.computed
-        found = (
+        found = [
             (n, tuple(places[r] for r in group if r in places and computed[r.row] >= n)) for n, group in self._groups
-        )
-        return tuple((n, indices) for n, indices in found if len(indices) > 1)
+        ]
+        shared = tuple((n, indices) for n, indices in found if len(indices) > 1)
+        if everyone and all(
+            len(indices) == len(group) for (_, indices), (_, group) in zip(found, self._groups, strict=True)
+        ):
+            self._shared, self._shared_version = shared, self.running.version  # which stays so until the version grows
+        return shared
 
 
 def _within(new: IntArray, first: BoolArray, budget: int) -> IntArray:

@@ -16,6 +16,7 @@ from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, No
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
 from sglite.runtime.device.cuda.planner import RaggedPlanner
+from sglite.runtime.device.cuda.tree import SplitWorkspace, TreeAttention
 
 _MAX_SPLITS = 64
 
@@ -37,6 +38,8 @@ def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
 class CudaAttention:
     """bf16 and fp16, head sizes that are powers of two."""
 
+    shares_prefix_reads = False
+
     def __init__(self, shape: AttentionShape, cache: KVCache, *, max_tokens: int, pdl: bool) -> None:
         device = cache.k[0].device
         self._shape = shape
@@ -50,6 +53,7 @@ class CudaAttention:
         self._part = torch.empty(parts * heads * shape.head_dim, dtype=torch.float32, device=device)
         self._stat = torch.empty(parts * heads * 2, dtype=torch.float32, device=device)
         self._count = torch.zeros(max_tokens * shape.num_kv_heads, dtype=torch.int32, device=device)
+        self.tree = TreeAttention(shape, cache, SplitWorkspace(self._part, self._stat, self._count), pdl=pdl)
 
     def plan(self, batch: ForwardBatch) -> None:
         assert isinstance(batch, CudaForwardBatch)
@@ -69,6 +73,8 @@ class CudaAttention:
             return self._attend_large(layer, qkv, norms, cos_sin, batch)
         if not batch.key.decode:
             self._append(layer, qkv, norms, cos_sin, batch, None, None)
+        if batch.key.tree is not None:
+            return self.tree.attend(layer, qkv, norms, cos_sin, batch)
         return self._attend_small(layer, qkv, norms, cos_sin, batch)
 
     def _attend_large(

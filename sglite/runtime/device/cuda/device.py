@@ -176,7 +176,9 @@ class CudaDevice:
         logits = 0 if wanted == tokens else max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
         if isinstance(self._attention, InvariantAttention):
             return GraphKey(size, logits, False, 1)
-        return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, longest))
+        shared = self._attention.tree.plan(batch, inputs)
+        tree, longest = (None, longest) if shared is None else shared
+        return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, longest), tree)
 
     def prepare_sample(
         self,

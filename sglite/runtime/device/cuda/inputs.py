@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sglite.runtime.batch import Batch, IntArray
 from sglite.runtime.device.base import ForwardBatch, RowTables
 from sglite.runtime.device.cuda.kernels.elementwise import prepare_kernel
+from sglite.runtime.device.cuda.tree_plan import TreeKey
 from sglite.runtime.device.inputs import HostInputs
 
 MAX_SMALL = 512  # tokens of a step that is padded and captured
@@ -45,6 +46,7 @@ class GraphKey:
     logits: int  # 0: of every token
     decode: bool  # one token a row and no row reads what another writes: append and attention are one kernel
     splits: int  # of each row's KV
+    tree: TreeKey | None = None  # prefixes that rows share are read once
 
 
 @dataclass(slots=True)

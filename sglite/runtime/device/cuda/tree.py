@@ -1,0 +1,157 @@
+"""Attention of small steps that reads shared prefixes once: the plan's place on the GPU, and the two launches.
+
+The plan stays where it is until other rows share other prefixes, and the kernels read all its numbers on the device:
+graphs captured for one plan serve every plan with the same key.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+
+from sglite.runtime.batch import Batch
+from sglite.runtime.device.base import AttentionShape, KVCache, Norm
+from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch, PinnedRing, Sections, fill
+from sglite.runtime.device.cuda.kernels.tree_attention import prefix_attention_kernel, suffix_attention_kernel
+from sglite.runtime.device.cuda.tree_plan import (
+    BLOCK_T,
+    ITEM_WORDS,
+    MEASURED,
+    MOST_ITEMS,
+    SHARE_WORDS,
+    Group,
+    TreeKey,
+    TreePlan,
+    TreeShape,
+    plan_tree,
+)
+from sglite.runtime.device.inputs import HostInputs
+
+
+@dataclass(frozen=True, slots=True)
+class SplitWorkspace:
+    """What parts of one row's KV leave for the last of them; see decode_attention_kernel."""
+
+    part: torch.Tensor
+    stat: torch.Tensor
+    count: torch.Tensor
+
+
+def prefix_tile(block_m: int) -> tuple[int, int]:
+    """Pipeline stages, warps."""
+    return 3, block_m // 16
+
+
+def suffix_tile(programs: int, splits: int) -> tuple[int, int, int]:
+    """Tokens a tile, pipeline stages, warps. Small, so that programs fit beside those of the prefix kernel."""
+    return 32, 2, 2
+
+
+class TreeAttention:
+    """`costs`: by which it is decided what a step reads once."""
+
+    def __init__(self, shape: AttentionShape, cache: KVCache, workspace: SplitWorkspace, *, pdl: bool) -> None:
+        device = cache.k[0].device
+        self._shape = shape
+        self._cache = cache
+        self._workspace = workspace
+        self._pdl = pdl
+        self.costs = MEASURED
+        self._tree_shape = TreeShape(
+            kv_heads=shape.num_kv_heads,
+            queries=shape.num_heads // shape.num_kv_heads,
+            kv_bytes=shape.bytes_per_token // shape.num_layers,
+            processors=torch.cuda.get_device_properties(device).multi_processor_count,
+        )
+        sizes = {"members": MAX_SMALL, "shares": MAX_SMALL * SHARE_WORDS, "items": MOST_ITEMS * ITEM_WORDS}
+        self._sections = Sections(sizes)
+        self._buffer = torch.zeros(self._sections.words, dtype=torch.int32, device=device)
+        self._views = self._sections.views(self._buffer)
+        self._ring = PinnedRing(self._sections.words)
+        self._planned: Batch | None = None
+        self._plan: TreePlan | None = None
+
+    def plan(self, batch: Batch, inputs: HostInputs) -> tuple[TreeKey, int] | None:
+        """For a small step: the key, and the tokens that some row has left to read by itself at most. None: every row
+        reads all of its own."""
+        if not batch.shared_prefixes:
+            return None
+        if self._planned is None or not _same_rows(self._planned, batch):
+            self._planned = batch
+            self._plan = plan_tree(token_groups(batch), inputs.token_rows, self._tree_shape, costs=self.costs)
+            if self._plan is not None:
+                self._send(self._plan)
+        plan = self._plan
+        return None if plan is None else (plan.key, int((inputs.positions - plan.prefixes).max()))
+
+    def _send(self, plan: TreePlan) -> None:
+        pinned, host = self._ring.take()
+        host[:] = 0
+        fill(host, self._sections, members=plan.members, shares=plan.shares.ravel(), items=plan.items.ravel())
+        self._buffer.copy_(pinned, non_blocking=True)
+        self._ring.sent()
+
+    def attend(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: CudaForwardBatch,
+    ) -> torch.Tensor:
+        """Append included if it is a decode step, else the new keys and values are in place."""
+        assert batch.key is not None and batch.key.tree is not None
+        shape, tokens, key, tree, views = self._shape, qkv.shape[0], batch.key, batch.key.tree, self._views
+        group = shape.num_heads // shape.num_kv_heads
+        part = qkv.new_empty(tree.items, shape.num_kv_heads, tree.block_m, shape.head_dim)
+        stat = torch.empty(part.shape[:3], dtype=torch.float32, device=part.device)
+        out = qkv.new_empty(tokens, shape.num_heads * shape.head_dim)
+        q_norm, k_norm = norms or (None, None)
+        eps = 0.0 if q_norm is None else q_norm.eps
+        scale = shape.scale * math.log2(math.e)
+        stages, warps = prefix_tile(tree.block_m)
+        prefix_attention_kernel[(tree.items, shape.num_kv_heads)](
+            qkv, qkv if q_norm is None else q_norm.weight, cos_sin, self._cache.k[layer], self._cache.v[layer],
+            batch.page_table, batch.starts, views["members"], views["items"], part, stat, batch.page_table.stride(0),
+            eps, scale,
+            HKV=shape.num_kv_heads, GROUP=group, D=shape.head_dim, BLOCK_M=tree.block_m, BLOCK_T=BLOCK_T,
+            PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None, PDL=self._pdl, num_warps=warps,
+            launch_pdl=self._pdl,
+        )  # fmt: skip
+        space = self._workspace
+        block, stages, warps = suffix_tile(tokens * shape.num_kv_heads, key.splits)
+        suffix_attention_kernel[(tokens, key.splits, shape.num_kv_heads)](
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
+            self._cache.k[layer], self._cache.v[layer], batch.page_table, batch.rows, batch.starts, batch.slots, out,
+            views["shares"], part, stat, space.part, space.stat, space.count, batch.page_table.stride(0), eps, scale,
+            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
+            BLOCK_M=tree.block_m, BLOCK_T=block, SPLITS=key.splits, ITEMS=tree.parts, PAGE_SIZE=batch.page_size,
+            STAGES=stages, QK_NORM=norms is not None, APPEND=key.decode, PDL=self._pdl, num_warps=warps,
+            launch_pdl=self._pdl,
+        )  # fmt: skip
+        return out
+
+
+def token_groups(batch: Batch) -> list[Group]:
+    """The batch's groups of rows as groups of new tokens, which are the rows of the kernels of small steps."""
+    if batch.num_tokens == len(batch.rows):
+        return [Group(length, np.array(rows, np.int32)) for length, rows in batch.shared_prefixes]
+    ends = np.cumsum(batch.num_new, dtype=np.int32)
+    begins = ends - batch.num_new
+    return [
+        Group(length, np.concatenate([np.arange(begins[row], ends[row], dtype=np.int32) for row in rows]))
+        for length, rows in batch.shared_prefixes
+    ]
+
+
+def _same_rows(planned: Batch, batch: Batch) -> bool:
+    """The same groups of the same rows, with as many new tokens each."""
+    return (
+        (planned.shared_prefixes is batch.shared_prefixes or planned.shared_prefixes == batch.shared_prefixes)
+        and np.array_equal(planned.rows, batch.rows)
+        and np.array_equal(planned.num_new, batch.num_new)
+    )
