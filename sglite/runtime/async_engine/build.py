@@ -1,4 +1,7 @@
-"""From options to an engine core: model files, tokenizer, executor, grammar compiler, scheduler, in this order."""
+"""From options to an engine core: model files, tokenizer, grammar tables, executor, scheduler, in this order.
+
+What needs torch comes last: its libraries are loaded meanwhile, and without them the rest is quick.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,18 @@ from sglite.grammar.vocab import Vocab
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine.thread import Built
 from sglite.runtime.config import EngineConfig, SamplingDefaults
-from sglite.runtime.device.registry import device_name
+from sglite.runtime.device.preload import begin_loading_torch, has_gpu_driver
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.engine import EngineCore
-from sglite.runtime.executor.build import build_executor, max_context
 from sglite.runtime.executor.warm_up import warm_up
-from sglite.runtime.models.loader import ModelSource, resolve_model
+from sglite.runtime.models.config import max_context
+from sglite.runtime.models.sources import ModelSource, resolve_model
 from sglite.text.tokenizer import Tokenizer
 
 
 def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     """Raises ModelError, ModelNotFound or InvalidRequest when the options and the model do not work."""
+    begin_loading_torch()
     progress(f"finding the model {config.model}")
     source = resolve_model(
         config.model,
@@ -30,13 +34,15 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
         max_model_len=config.max_model_len,
     )
     tokenizer = Tokenizer.from_folder(source.tokenizer_folder)
-    max_len = max_context(config, source.config)
+    max_len = max_context(config.max_model_len, source.config)
     # The grammar tables (a second for 152k tokens) are made in threads while the weights load.
     vocab = Vocab.of(tokenizer, vocab_size=min(tokenizer.vocab_size, source.config.vocab_size))
-    grammars = GrammarCompiler(vocab, _compiler_config(beside_gpu=device_name(config) != "cpu"))
+    grammars = GrammarCompiler(vocab, _compiler_config(beside_gpu=_beside_gpu(config)))
     grammars.warm()
     progress("loading the weights")
     try:
+        from sglite.runtime.executor.build import build_executor  # torch's own modules take a second or two
+
         executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
         warm_up(executor, max_model_len=max_len)
     except BaseException:
@@ -56,6 +62,11 @@ def sampling_defaults(source: ModelSource) -> SamplingDefaults:
     """The model's generation_config where it says something."""
     said = {name: value for name, value in dataclasses.asdict(source.generation).items() if value is not None}
     return SamplingDefaults(**said)
+
+
+def _beside_gpu(config: EngineConfig) -> bool:
+    """A guess, where the device is to be found: it decides about a number of threads and nothing else."""
+    return has_gpu_driver() if config.device == "auto" else config.device != "cpu"
 
 
 def _compiler_config(*, beside_gpu: bool) -> CompilerConfig:

@@ -11,7 +11,7 @@ from sglite.runtime.device.registry import make_device
 from sglite.runtime.executor.kv_cache import num_pages
 from sglite.runtime.executor.model_runner import ModelRunner
 from sglite.runtime.layers.context import LayerContext
-from sglite.runtime.models.config import ModelConfig
+from sglite.runtime.models.config import ModelConfig, max_context
 from sglite.runtime.models.loader import ModelSource, iter_weights
 from sglite.runtime.models.registry import build_model
 
@@ -26,7 +26,7 @@ def build_executor(
     ModelError for weights that do not fit config.json."""
     device = make_device(config)
     model_config = source.config
-    max_len = max_model_len or max_context(config, model_config)
+    max_len = max_model_len or max_context(config.max_model_len, model_config)
     dtype = _dtype(config, model_config, on_cpu=device.torch_device.type == "cpu")
     context = LayerContext(device.ops, device.torch_device, dtype)
     model = build_model(model_config, context, max_len=max_len)
@@ -60,19 +60,6 @@ def build_executor(
 
 
 MASK_ROWS_PER_ROW = 4  # draws with a mask in one step, per row: drafts of forced and looked-up text included
-
-
-def max_context(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Tokens that prompt and output may have together. Raises InvalidRequest for more than the model knows."""
-    if config.max_model_len is None:
-        return model_config.max_context
-    if config.max_model_len > model_config.max_context:
-        raise InvalidRequest(
-            f"max_model_len={config.max_model_len} is more than the {model_config.max_context} tokens that the model "
-            "was made for",
-            param="max_model_len",
-        )
-    return config.max_model_len
 
 
 def _dtype(config: EngineConfig, model_config: ModelConfig, *, on_cpu: bool) -> torch.dtype:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sglite.errors import ModelNotFound, UnsupportedModel
+from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -279,3 +279,16 @@ def _check_shape(config: ModelConfig, name: str) -> None:
         )
     if config.head_dim % 2:
         raise UnsupportedModel(f"{name}: head_dim {config.head_dim} is odd, so it cannot be rotated")
+
+
+def max_context(asked: int | None, config: ModelConfig) -> int:
+    """Tokens that prompt and output may have together; `asked`: EngineConfig.max_model_len. Raises InvalidRequest for
+    more than the model knows."""
+    if asked is None:
+        return config.max_context
+    if asked > config.max_context:
+        raise InvalidRequest(
+            f"max_model_len={asked} is more than the {config.max_context} tokens that the model was made for",
+            param="max_model_len",
+        )
+    return asked
