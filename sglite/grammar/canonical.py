@@ -33,6 +33,40 @@ class ForcedTexts:
         return len(token_ids)
 
 
+class ForcedSplits:
+    """How a forced text splits into tokens behind its left neighbour, as llguidance looks at it. Remembers."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._known: dict[bytes, dict[int, tuple[int | str, ...]]] = {}
+
+    def split(self, text: bytes, last_token: int) -> tuple[int | str, ...]:
+        """Equal where the split behind the neighbour is; -1: there is none. Where the text is not looked into, the
+        neighbour itself tells."""
+        known = self._known.setdefault(text, {})
+        found = known.get(last_token)
+        if found is None:
+            if len(known) > _MEMO_SIZE:
+                known.clear()
+            if len(self._known) > _MEMO_SIZE:
+                self._known.clear()
+            found = known[last_token] = self._split(text, last_token)
+        return found
+
+    def _split(self, text: bytes, last_token: int) -> tuple[int | str, ...]:
+        neighbour = self._vocab.tokens[last_token] if last_token >= 0 else b""
+        try:
+            alone, behind = text.decode(), (neighbour + text).decode()
+        except UnicodeDecodeError:
+            return ("behind", last_token)
+        if not text or (last_token >= 0 and not neighbour):
+            return ("behind", last_token)
+        token_ids = self._vocab.encode(behind)
+        if neighbour and token_ids[:1] == [last_token]:
+            return tuple(token_ids[1:])
+        return tuple(self._vocab.encode(alone) if neighbour else token_ids)
+
+
 def certain_tokens(text: str, vocab: Vocab) -> list[int]:
     """The leading tokens of `text` in canonical tokenisation that no continuation can change.
 

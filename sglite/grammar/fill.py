@@ -13,8 +13,10 @@ import llguidance
 import numpy as np
 
 from sglite.errors import GrammarViolation
+from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.states import State
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
-from sglite.grammar.matcher import Bitmask, Matcher
+from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
 
 
 @runtime_checkable
@@ -32,35 +34,99 @@ class Layer(Protocol):
 
 
 class BatchFiller:
-    """See `sglite.grammar.matcher.BatchFiller`. One thread calls it at a time."""
+    """See `sglite.grammar.matcher.BatchFiller`, `MaskSharer` and `BatchAdvancer`. One thread calls it at a time."""
 
     def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
+        self._rows = np.empty((0, 0), np.int32)  # where masks are made that will be shared
 
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
         assert bitmask.flags.c_contiguous and bitmask.dtype == np.int32 and bitmask.ndim == 2
-        plain: list[tuple[int, LLGuidanceMatcher, int]] = []  # nearly all: nothing around the native matcher
-        layered: list[tuple[int, list[Matcher], int]] = []
-        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            if type(matcher) is LLGuidanceMatcher:
-                plain.append((i, matcher, row))
-            else:
-                layered.append((i, _peel(matcher), row))
-        bases = [(matcher, row) for _, matcher, row in plain]
-        bases += [(chain[-1], row) for _, chain, row in layered if type(chain[-1]) is LLGuidanceMatcher]
+        failures: dict[int, Exception] = {}
+        bases: list[tuple[LLGuidanceMatcher, int]] = []
+        chains = [[matcher] if type(matcher) is LLGuidanceMatcher else _peel(matcher) for matcher in matchers]
+        for chain, row in zip(chains, rows, strict=True):
+            if type(chain[-1]) is LLGuidanceMatcher:
+                bases.append((chain[-1], row))
+        self._fill_native(bases, bitmask)
+        for i, (chain, row) in enumerate(zip(chains, rows, strict=True)):
+            base = chain[-1]
+            if len(chain) == 1 and isinstance(base, LLGuidanceMatcher) and not base.needs_finish:
+                continue
+            _guard(failures, i, lambda row, chain=chain: _finish(chain, row), bitmask[row])
+        return failures
+
+    def _fill_native(self, bases: list[tuple[LLGuidanceMatcher, int]], bitmask: Bitmask) -> None:
         if bases:
             # Each thread takes a run of neighbours: those that share a lock should be in one.
             bases.sort(key=lambda base: base[0].lock_group)
             native = [(matcher.native, row) for matcher, row in bases]
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
+
+    def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
+        found: list[SharedMask | None] = []
+        unknown: dict[State, list[int]] = {}
+        for i, matcher in enumerate(matchers):
+            mask = None
+            if type(matcher) is FollowedMatcher:
+                mask = matcher.known_mask()
+                if mask is None and matcher.state is not None:
+                    unknown.setdefault(matcher.state, []).append(i)
+            found.append(mask)
+        return found, self._make_shared(matchers, unknown, found) if unknown else {}
+
+    def _make_shared(
+        self, matchers: Sequence[Matcher], unknown: dict[State, list[int]], found: list[SharedMask | None]
+    ) -> dict[int, Exception]:
+        """Ask the engine for the masks of these states, one of each state's matchers."""
         failures: dict[int, Exception] = {}
-        for i, matcher, row in plain:
-            if matcher.needs_finish:
-                _guard(failures, i, matcher.finish_fill, bitmask[row])
-        for i, chain, row in layered:
-            _guard(failures, i, lambda row, chain=chain: _finish(chain, row), bitmask[row])
+        asked: list[tuple[list[int], FollowedMatcher, LLGuidanceMatcher]] = []
+        for places in unknown.values():
+            for i in places:  # the first one whose engine has come to this place
+                matcher = matchers[i]
+                assert isinstance(matcher, FollowedMatcher)
+                try:
+                    exact = matcher.exact
+                except GrammarViolation as error:
+                    failures[i] = error
+                    continue
+                assert isinstance(exact, LLGuidanceMatcher)
+                asked.append(([j for j in places if j not in failures], matcher, exact))
+                break
+        if not asked:
+            return failures
+        words = (asked[0][1].automaton.vocab.size + 31) // 32
+        if self._rows.shape[0] < len(asked) or self._rows.shape[1] != words:
+            self._rows = np.empty((len(asked) + 16, words), np.int32)
+        self._fill_native([(exact, row) for row, (_, _, exact) in enumerate(asked)], self._rows)
+        for (places, matcher, exact), row in zip(asked, self._rows, strict=False):
+            try:
+                exact.finish_fill(row)
+            except GrammarViolation as error:
+                failures.update(dict.fromkeys(places, error))
+                continue
+            mask = matcher.learn(row)
+            for i in places:
+                found[i] = mask
         return failures
+
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+        verdicts: list[bool] = []
+        native: list[tuple[int, LLGuidanceMatcher, int]] = []
+        for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
+            if type(matcher) is LLGuidanceMatcher and matcher.takes(token_id):
+                native.append((i, matcher, token_id))
+                verdicts.append(True)
+            else:
+                verdicts.append(matcher.accept((token_id,)) == 1)
+        if native:
+            taken = self._executor.consume_token_par([(matcher.native, token_id) for _, matcher, token_id in native])
+            for (i, matcher, _), legal in zip(native, taken, strict=True):
+                verdicts[i] = legal
+                if legal:
+                    matcher.consumed()
+        return verdicts
 
 
 def _guard(failures: dict[int, Exception], i: int, finish: Callable[[Bitmask], None], row: Bitmask) -> None:

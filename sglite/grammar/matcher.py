@@ -21,6 +21,15 @@ from sglite.protocol import Coverage, GrammarSpec
 Bitmask = NDArray[np.int32]
 
 
+class SharedMask:
+    """A mask that many rows have in common, to be remembered by what it is applied on: equal is identical."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: Bitmask) -> None:
+        self.words = words  # int32[words], not to be written
+
+
 class Matcher(Protocol):
     """The position of one completion within its grammar. Not thread-safe; never shared between requests."""
 
@@ -83,6 +92,16 @@ class BatchFiller(Protocol):
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
         """Write matchers[i]'s mask into bitmask[rows[i]]  # bitmask: int32[num_rows, words].
         Returns the failures by i; the other rows are valid whatever happens to these."""
+        ...
+
+
+@runtime_checkable
+class MaskSharer(Protocol):
+    """What a batch filler may offer besides: masks that are remembered."""
+
+    def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
+        """For each the mask of its next token; None where it is not a shared one, and `fill` has to make it.
+        With the failures by place."""
         ...
 
 

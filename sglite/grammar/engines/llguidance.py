@@ -23,7 +23,9 @@ import llguidance
 
 from sglite.errors import GrammarTooLarge, GrammarViolation, InvalidGrammar
 from sglite.grammar import bitmask
-from sglite.grammar.matcher import Bitmask
+from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.states import Automaton, Follower
+from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import GrammarSpec
 
@@ -75,6 +77,14 @@ class LLGuidanceMatcher:
                 break
             done += 1
         return done
+
+    def takes(self, token_id: int) -> bool:
+        """It is native's to say whether the token is legal."""
+        return token_id not in self._vocab.stop_ids and not self._num_stops and 0 <= token_id < self._vocab.size
+
+    def consumed(self) -> None:
+        """Native took one token."""
+        self._num_tokens += 1
 
     def rollback(self, num_tokens: int) -> None:
         assert 0 <= num_tokens <= self._num_tokens + self._num_stops, "rollback past the start"
@@ -176,16 +186,28 @@ class Spare:
             self._left += count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LLGuidanceGrammar:
-    """What is shared by all completions under one constraint."""
+    """What is shared by all completions under one constraint. `automaton`: its positions, where they can be followed;
+    a full one is replaced."""
 
     spec: GrammarSpec
     nbytes: int
     templates: Templates = field(repr=False)
     vocab: Vocab = field(repr=False)
+    text: str = field(repr=False, default="")
+    follower: Follower | None = field(repr=False, default=None)
+    automaton: Automaton | None = field(repr=False, default=None)
 
-    def matcher(self) -> LLGuidanceMatcher:
+    def matcher(self) -> Matcher:
+        if self.automaton is None or self.follower is None:
+            return self.exact_matcher()
+        if self.automaton.full:
+            self.automaton = self.follower.automaton(self.text)
+            return self.matcher()
+        return FollowedMatcher(self.automaton, self.exact_matcher)
+
+    def exact_matcher(self) -> LLGuidanceMatcher:
         native, lock_group = self.templates.copy()
         return LLGuidanceMatcher(native, self.vocab, lock_group)
 
@@ -197,13 +219,17 @@ _CHEAP_TEMPLATE_S = 0.005
 class LLGuidanceEngine:
     """Makes grammars for one vocabulary. Making its tables takes 0.2 s for 49k tokens, 0.7 s for 152k.
 
-    `parallel`: how many threads fill the masks of one grammar's matchers.
+    `parallel`: how many threads fill the masks of one grammar's matchers. `follow`: remember what was said at the
+    positions of a grammar, where they can be told.
     """
 
     name = "llguidance"
 
-    def __init__(self, vocab: Vocab, limits: llguidance.LLParserLimits = LIMITS, *, parallel: int = 1) -> None:
+    def __init__(
+        self, vocab: Vocab, limits: llguidance.LLParserLimits = LIMITS, *, parallel: int = 1, follow: bool = True
+    ) -> None:
         self.vocab = vocab
+        self._follower = Follower(vocab) if follow else None
         self._limits = limits
         self._parallel = parallel
         self._spare = Spare(_SPARE_TEMPLATES)
@@ -229,7 +255,10 @@ class LLGuidanceEngine:
         _check(first)
         self._try_first_token(first)
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
-        return LLGuidanceGrammar(spec=spec, nbytes=_estimate_nbytes(grammar), templates=templates, vocab=self.vocab)
+        found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, grammar, self._follower)
+        if self._follower is not None and spec.kind == "json_schema":
+            found.automaton = self._follower.automaton(grammar)
+        return found
 
     def _try_first_token(self, template: llguidance.LLMatcher) -> None:
         """Make the first mask, and take the first and the last token that it allows.

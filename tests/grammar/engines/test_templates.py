@@ -20,21 +20,21 @@ def grammar(parallel: int) -> LLGuidanceGrammar:
 
 def test_as_many_lock_groups_as_fill_in_parallel() -> None:
     shared = grammar(4)
-    groups = [shared.matcher().lock_group for _ in range(12)]
+    groups = [shared.exact_matcher().lock_group for _ in range(12)]
     assert len(set(groups)) == 4
     assert groups[:4] == groups[4:8] == groups[8:]
     alone = grammar(1)
-    assert len({alone.matcher().lock_group for _ in range(5)}) == 1
+    assert len({alone.exact_matcher().lock_group for _ in range(5)}) == 1
 
 
 def test_a_fork_shares_the_lock_of_its_origin() -> None:
-    matcher = grammar(4).matcher()
+    matcher = grammar(4).exact_matcher()
     assert matcher.fork().lock_group == matcher.lock_group
 
 
 def test_rows_get_their_own_mask_whatever_their_group() -> None:
     shared = grammar(4)
-    matchers = [shared.matcher() for _ in range(9)]
+    matchers = [shared.exact_matcher() for _ in range(9)]
     for i, matcher in enumerate(matchers):
         matcher.accept(list(b'["abc'[: i % 6]))
     vocab = shared.vocab
@@ -49,7 +49,7 @@ def test_rows_get_their_own_mask_whatever_their_group() -> None:
 
 def test_spare_templates_are_bounded_and_given_back() -> None:
     spare = Spare(1)
-    first = grammar(1).matcher().native
+    first = grammar(1).exact_matcher().native
     made = Templates(first, first.deep_copy, most=8, spare=spare)
     assert len({made.copy()[1] for _ in range(16)}) == 2
     assert not spare.take()

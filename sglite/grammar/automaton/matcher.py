@@ -1,0 +1,177 @@
+"""A matcher that goes from state to state of its grammar's automaton, and asks the engine for what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sglite.errors import GrammarViolation
+from sglite.grammar import bitmask
+from sglite.grammar.automaton.positions import TooManyStates
+from sglite.grammar.automaton.states import Automaton, State
+from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
+
+
+class FollowedMatcher:
+    """See `sglite.grammar.matcher.Matcher`.
+
+    `state` None: the text went where the automaton does not remember, and the engine's matcher is all there is. Until
+    then that one lags behind: it is shown the tokens when it is asked something.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_make",
+        "_num_stops",
+        "_own",
+        "_stop_ids",
+        "_vocab_size",
+        "automaton",
+        "state",
+        "states",
+        "tokens",
+    )
+
+    def __init__(self, automaton: Automaton, make: Callable[[], Matcher]) -> None:
+        """`make`: an engine's matcher at the start."""
+        self.automaton = automaton
+        self.state: State | None = automaton.start
+        self.states: list[State] = []  # after each token
+        self.tokens: list[int] = []  # accepted, without stop ids
+        self._stop_ids = frozenset(automaton.vocab.stop_ids)
+        self._vocab_size = automaton.vocab.size
+        self._make = make
+        self._own: Matcher | None = None
+        self._behind = 0  # how many of `tokens` it has been shown
+        self._num_stops = 0
+
+    # -- the engine's matcher
+
+    @property
+    def exact(self) -> Matcher:
+        """The engine's matcher, at this place."""
+        own = self._own
+        if own is None:
+            own = self._own = self._make()
+        missing = self.tokens[self._behind :]
+        if missing:
+            taken = own.accept(missing)
+            self._behind += taken
+            if taken < len(missing):
+                raise GrammarViolation(
+                    "the grammar engine refuses what it allowed before: it reached one of its limits"
+                )
+        return own
+
+    def _leave(self) -> None:
+        """From here on the engine's matcher does it all."""
+        _ = self.exact
+        self.state = None
+
+    # -- Matcher
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for done, token_id in enumerate(token_ids):
+            if not (self._accept_stop() if token_id in self._stop_ids else self._accept(token_id)):
+                return done
+        return len(token_ids)
+
+    def _accept_stop(self) -> bool:
+        if not self.can_stop:
+            return False
+        self._num_stops += 1
+        return True
+
+    def _accept(self, token_id: int) -> bool:
+        if self._num_stops or not 0 <= token_id < self._vocab_size:
+            return False
+        state = self.state
+        if state is not None:
+            found = state.next.get(token_id)
+            if found is None:
+                try:
+                    found = self._look(state, token_id)
+                except TooManyStates:
+                    self._leave()
+                    return self._accept(token_id)
+                if found is None:
+                    return False
+            self.state = found
+            self.states.append(found)
+            self.tokens.append(token_id)
+            return True
+        if not self.exact.accept((token_id,)):
+            return False
+        self.tokens.append(token_id)
+        self._behind += 1
+        return True
+
+    def _look(self, state: State, token_id: int) -> State | None:
+        found = self.automaton.after(state, token_id)
+        if found is not None and not self.automaton.machine.exact:
+            if not self.exact.accept((token_id,)):
+                state.next.pop(token_id, None)
+                return None
+            self._behind += 1
+        return found
+
+    def rollback(self, num_tokens: int) -> None:
+        assert 0 <= num_tokens <= len(self.tokens) + self._num_stops, "rollback past the start"
+        stops = min(num_tokens, self._num_stops)
+        self._num_stops -= stops
+        left = len(self.tokens) - (num_tokens - stops)
+        del self.tokens[left:]
+        if self._behind > left:
+            assert self._own is not None
+            self._own.rollback(self._behind - left)
+            self._behind = left
+        if self.state is not None or left <= len(self.states):
+            del self.states[left:]
+            self.state = self.states[-1] if self.states else self.automaton.start
+
+    def fork(self) -> FollowedMatcher:
+        twin = FollowedMatcher(self.automaton, self._make)
+        twin.state, twin.states, twin.tokens = self.state, list(self.states), list(self.tokens)
+        twin._own = None if self._own is None else self._own.fork()
+        twin._behind, twin._num_stops = self._behind, self._num_stops
+        return twin
+
+    def fill(self, row: Bitmask) -> None:
+        mask = self.known_mask()
+        if mask is None:
+            self.exact.fill(row)
+            self.learn(row)
+        else:
+            row[:] = mask.words
+
+    def known_mask(self) -> SharedMask | None:
+        """The mask, where it takes no engine to tell."""
+        if self._num_stops:
+            return self.automaton.stop_mask
+        return None if self.state is None else self.automaton.mask(self.state)
+
+    def learn(self, row: Bitmask) -> SharedMask | None:
+        """`row` holds what the engine's matcher says here."""
+        assert row.shape == (bitmask.words(self._vocab_size),)
+        return None if self.state is None or self._num_stops else self.automaton.learn(self.state, row.copy())
+
+    def forced(self) -> list[int]:
+        state = self.state
+        if state is None:
+            return self.exact.forced()
+        if self._num_stops:
+            return []
+        if state.forced is None:
+            state.forced = tuple(self.exact.forced())
+        return list(state.forced)
+
+    @property
+    def can_stop(self) -> bool:
+        if self._num_stops:
+            return True
+        return self.exact.can_stop if self.state is None else self.state.can_stop
+
+    @property
+    def finished(self) -> bool:
+        if self._num_stops:
+            return True
+        return self.exact.finished if self.state is None else self.state.finished

@@ -1,0 +1,194 @@
+"""Where a text stands within a grammar: the set of the ways to have read it so far.
+
+    way = (what is left of the terminal being read, the stack of what follows it)
+
+Ways of equal texts to come are equal objects, so a position (the set) is a key: two texts at the same position have
+the same continuations. After a value in an object or array nothing of its content is left in the position. Repeats
+count up to where the count stops to matter.
+
+A way may be one that no text completes, where a terminal has & or ~: such positions are kept apart needlessly, and
+`exact` is False.
+"""
+
+from __future__ import annotations
+
+from sglite.grammar.automaton.lark import Group, NotRead, RuleRef, Rules, Sequence, read
+from sglite.grammar.automaton.regex import Regex, Regexes, TooManyStates
+
+_MOST_WAYS = 64  # of one position
+_MOST_DEPTH = 200  # rules within each other without a byte between
+
+
+class Frame:
+    """One stack, by its top: what is still to come of a sequence or a repeat, and the frame below."""
+
+    __slots__ = ("below", "body", "count", "heads", "symbols")
+
+    def __init__(self, symbols: Sequence, body: Group | None, count: int, below: Frame | None) -> None:
+        self.symbols = symbols  # of a sequence
+        self.body = body  # of a repeat, `count` of which were read
+        self.count = count
+        self.below = below
+        self.heads: tuple[tuple[Way, ...], bool] | None = None
+
+
+Way = tuple[Regex, Frame | None]
+
+
+class Position:
+    __slots__ = ("can_end", "number", "rests", "ways")
+
+    def __init__(self, ways: tuple[Way, ...], number: int, *, can_end: bool) -> None:
+        self.ways = ways
+        self.number = number
+        self.can_end = can_end  # the text so far is complete
+        self.rests: dict[int, Position | None] = {}  # by byte; what was asked for
+
+
+class Machine:
+    """The positions of one grammar. Every method may raise TooManyStates."""
+
+    def __init__(self, lark: str, *, most_regexes: tuple[int, int], most_positions: int) -> None:
+        """`most_regexes`: while the grammar is read, and in all. Raises NotRead, too."""
+        self.regexes = Regexes(most_regexes[0])
+        self._rules: Rules = read(lark, self.regexes)
+        self.regexes.most = most_regexes[1]
+        self.exact = " & " not in lark and "~" not in lark
+        self._most = most_positions
+        self._frames: dict[tuple, Frame] = {}
+        self._positions: dict[frozenset[Way], Position] = {}
+        self.start = self._position([(self.regexes.empty, self._sequence((RuleRef("start"),), None))])
+
+    def at(self, regex: Regex, frame: Frame | None) -> Position:
+        """The position of one way alone."""
+        return self._position([(regex, frame)])
+
+    def step(self, position: Position, byte: int) -> Position | None:
+        """None: no text goes on like this."""
+        try:
+            return position.rests[byte]
+        except KeyError:
+            found = position.rests[byte] = self._step(position, byte)
+            return found
+
+    def follow(self, position: Position, data: bytes) -> Position | None:
+        at: Position | None = position
+        for byte in data:
+            at = self.step(at, byte)  # pyright: ignore[reportArgumentType]
+            if at is None:
+                return None
+        return at
+
+    def forced_byte(self, position: Position) -> int | None:
+        """The only byte that may come, where there is one and the text may not end."""
+        if position.can_end:
+            return None
+        first = self._first_bytes(position)
+        if first.bit_count() > 1:
+            if self.exact:
+                return None
+            first = self._alive(position, first)
+        return first.bit_length() - 1 if first.bit_count() == 1 else None
+
+    def is_over(self, position: Position) -> bool:
+        """The text is complete and nothing may follow it."""
+        if not position.can_end:
+            return False
+        first = self._first_bytes(position)
+        return not first or (not self.exact and not self._alive(position, first))
+
+    def _first_bytes(self, position: Position) -> int:
+        """A bit set; where the machine is not exact it may hold too many."""
+        found = 0
+        for regex, frame in position.ways:
+            found |= regex.first
+            if regex.nullable:
+                for head, _ in self._heads(frame)[0]:
+                    found |= head.first
+        return found
+
+    def _alive(self, position: Position, first: int) -> int:
+        """Those of the bytes that lead on; no more than two of them."""
+        found = 0
+        for byte in range(256):
+            if first >> byte & 1 and self.step(position, byte) is not None:
+                found |= 1 << byte
+                if found.bit_count() > 1:
+                    break
+        return found
+
+    # -- sets of ways
+
+    def _position(self, ways: list[Way]) -> Position:
+        key = frozenset(ways)
+        found = self._positions.get(key)
+        if found is None:
+            if len(key) > _MOST_WAYS or len(self._positions) >= self._most:
+                raise TooManyStates
+            can_end = any(regex.nullable and self._heads(frame)[1] for regex, frame in key)
+            found = self._positions[key] = Position(tuple(key), len(self._positions), can_end=can_end)
+        return found
+
+    def _step(self, position: Position, byte: int) -> Position | None:
+        found: list[Way] = []
+        for regex, frame in position.ways:
+            self._read(regex, frame, byte, found)
+            if regex.nullable:
+                for head, after in self._heads(frame)[0]:
+                    self._read(head, after, byte, found)
+        return self._position(found) if found else None
+
+    def _read(self, regex: Regex, frame: Frame | None, byte: int, found: list[Way]) -> None:
+        rest = self.regexes.rest(regex, byte)
+        if rest is not self.regexes.nothing:
+            found.append((rest, frame))
+
+    # -- stacks
+
+    def _sequence(self, symbols: Sequence, below: Frame | None) -> Frame | None:
+        return self._frame(symbols, None, 0, below) if symbols else below
+
+    def _frame(self, symbols: Sequence, body: Group | None, count: int, below: Frame | None) -> Frame:
+        key = (symbols, body, count, below)
+        found = self._frames.get(key)
+        if found is None:
+            if len(self._frames) >= self._most:
+                raise TooManyStates
+            found = self._frames[key] = Frame(symbols, body, count, below)
+        return found
+
+    def _heads(self, frame: Frame | None) -> tuple[tuple[Way, ...], bool]:
+        """The terminals that may come next, each with the stack behind it, and whether the text may end here."""
+        if frame is None:
+            return (), True
+        if frame.heads is None:
+            found: dict[Way, None] = {}
+            ends = self._collect(frame, found, 0)
+            frame.heads = tuple(found), ends
+        return frame.heads
+
+    def _collect(self, frame: Frame | None, found: dict[Way, None], depth: int) -> bool:
+        if frame is None:
+            return True
+        if depth > _MOST_DEPTH:
+            raise TooManyStates
+        body = frame.body
+        if body is not None:
+            ends = frame.count >= body.least and self._collect(frame.below, found, depth + 1)
+            if body.most is None or frame.count < body.most:
+                count = min(frame.count + 1, body.least) if body.most is None else frame.count + 1
+                after = self._frame((), body, count, frame.below)
+                for option in body.options:
+                    ends |= self._collect(self._sequence(option, after), found, depth + 1)
+            return ends
+        symbol, after = frame.symbols[0], self._sequence(frame.symbols[1:], frame.below)
+        if isinstance(symbol, RuleRef):
+            options = [self._collect(self._sequence(o, after), found, depth + 1) for o in self._rules[symbol.name]]
+            return any(options)
+        if isinstance(symbol, Group):
+            return self._collect(self._frame((), symbol, 0, after), found, depth + 1)
+        found[symbol, after] = None
+        return symbol.nullable and self._collect(after, found, depth + 1)
+
+
+__all__ = ["Frame", "Machine", "NotRead", "Position", "TooManyStates", "Way"]

@@ -1,0 +1,303 @@
+"""What is known of the positions of one grammar, shared by all its completions: masks, forced text, moves by token.
+
+A `State` stands for a position and all that an engine would say there. Two texts are in one state only where the
+engine provably says the same:
+
+- Where no byte is forced, mask and end depend on the position alone.
+- Where bytes are forced, llguidance allows the first token of their canonical tokenisation, with the last token as its
+  left neighbour. So these states are kept apart by the tokens that come out of that.
+- Inside a plain string with a bound (`Inside`), the tokens that stay inside are those of the vocabulary's tables
+  that fit the room that is left. Those that close the string do the same whatever the room was, if they fit. One
+  mask of the engine, made with much room, so gives those with less, and is held against the tables when it is made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates
+from sglite.grammar.automaton.regex import Regex
+from sglite.grammar.automaton.strings import NO_BOUND, StringTables
+from sglite.grammar.canonical import ForcedSplits
+from sglite.grammar.matcher import Bitmask, SharedMask
+from sglite.grammar.vocab import Vocab
+
+_LONG_LARK = 65_536  # characters of a grammar that is not read
+_MOST_REGEXES = (6_000, 60_000)  # when a grammar is read (10 ms), and in all
+_MOST_POSITIONS = 40_000  # about 0.5 KB each
+_SHELF_BYTES = 256 << 20
+_MOST_FORCED_BYTES = 512
+_MOST_NEXT = 4096  # moves of one state that are remembered
+
+
+class State:
+    """`mask` and, where text is forced, `forced` are None until an engine was asked."""
+
+    __slots__ = ("can_stop", "finished", "forced", "inside", "mask", "next", "part", "position", "room")
+
+    def __init__(self, position: Position, *, finished: bool, is_forced: bool) -> None:
+        self.position = position
+        self.next: dict[int, State] = {}  # by token; what was taken before
+        self.can_stop = position.can_end
+        self.finished = finished
+        self.forced: tuple[int, ...] | None = None if is_forced else ()
+        self.mask: SharedMask | None = None
+        self.inside: Inside | None = None  # a string, and then where in it:
+        self.part = 0
+        self.room = 0
+
+
+class Inside:
+    """The inside of one string: all its places lead to the same continuations."""
+
+    __slots__ = ("closers", "elsewhere", "frame", "loose", "next", "states", "tail")
+
+    def __init__(self, frame: Frame | None, tail: Regex) -> None:
+        self.frame = frame
+        self.tail = tail  # of the terminal, from the closing quote on
+        self.states: dict[tuple[int, int], State] = {}  # by part and room
+        self.elsewhere: dict[tuple[int, int], Position] = {}  # the same, where text is forced or there is no room
+        self.next: dict[tuple[int, int], State] = {}  # by part and token that closes it
+        self.closers: dict[int, tuple[int, Bitmask] | None] = {}
+        # by part: room and the closing tokens that fit it; None: an engine's mask is not what the tables say
+        self.loose: dict[int, SharedMask] = {}  # by part: the mask with more room than any token needs
+
+
+class MaskShelf:
+    """All masks that are remembered: when they are too many bytes, the oldest are made again when needed."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._states: deque[State] = deque()
+
+    def put(self, state: State, words: Bitmask) -> SharedMask:
+        mask = state.mask = SharedMask(words)
+        self._states.append(state)
+        self._bytes += words.nbytes
+        while self._bytes > self._most:
+            old = self._states.popleft()
+            if old.mask is not None:
+                self._bytes -= old.mask.words.nbytes
+                if old is not state:
+                    old.mask = None
+        return mask
+
+
+class Follower:
+    """What the automata of all grammars share: tables of the vocabulary, and how much is remembered."""
+
+    def __init__(self, vocab: Vocab, *, shelf_bytes: int = _SHELF_BYTES) -> None:
+        self.vocab = vocab
+        self.strings = StringTables(vocab.tokens)
+        self.splits = ForcedSplits(vocab)
+        self.shelf = MaskShelf(shelf_bytes)
+        self.stop_mask = SharedMask(vocab.stop_mask)
+
+    def automaton(self, lark: str) -> Automaton | None:
+        """None for a grammar that is not followed."""
+        if len(lark) > _LONG_LARK:
+            return None
+        try:
+            return Automaton(lark, self)
+        except (NotRead, TooManyStates):
+            return None
+
+
+class Automaton:
+    """The states of one grammar, made as they are met. Not thread-safe: the step loop owns it."""
+
+    def __init__(self, lark: str, follower: Follower) -> None:
+        """Raises NotRead or TooManyStates for a grammar that cannot be followed."""
+        self.machine = Machine(lark, most_regexes=_MOST_REGEXES, most_positions=_MOST_POSITIONS)
+        self.full = False  # it has met as many positions as it remembers
+        self.vocab = follower.vocab
+        self._tokens = follower.vocab.tokens
+        self._splits = follower.splits
+        self._shelf = follower.shelf
+        self._strings = follower.strings
+        self._unit, self._parts = self._strings.parts_of(self.machine.regexes)
+        self._left_of = {part: regex for regex, part in self._parts.items()} | {0: self.machine.regexes.empty}
+        self._by_position: dict[Position, State | None] = {}  # None: text is forced there
+        self._by_forced: dict[tuple, State] = {}
+        self._forced_bytes: dict[Position, bytes] = {}
+        self._insides: dict[tuple[Frame | None, Regex], Inside] = {}
+        self.stop_mask = follower.stop_mask
+        self.start = self._state(self.machine.start, -1)
+
+    # -- moves
+
+    def after(self, state: State, token_id: int) -> State | None:
+        """None: the token is not legal (or, where the machine is not exact, surely not). Raises TooManyStates."""
+        found = state.next.get(token_id)
+        if found is not None:
+            return found
+        inside = state.inside
+        if inside is not None:
+            table = self._strings.part(state.part)
+            end = table.ends[token_id]
+            if end > self._strings.closed:
+                return None
+            room = state.room - table.adds[token_id]
+            if room < 0:
+                return None
+            if end < self._strings.closed:
+                return inside.states.get((end, room)) or self._within(inside, end, room, token_id)
+            found = inside.next.get((state.part, token_id))
+            if found is not None:
+                return found
+        data = self._tokens[token_id]
+        position = self._follow(state.position, data) if data else None
+        if position is None:
+            return None
+        found = self._state(position, token_id)
+        if inside is not None:
+            inside.next[state.part, token_id] = found
+        elif len(state.next) < _MOST_NEXT:
+            state.next[token_id] = found
+        return found
+
+    def _follow(self, position: Position, data: bytes) -> Position | None:
+        try:
+            return self.machine.follow(position, data)
+        except TooManyStates:
+            self.full = True
+            raise
+
+    def _state(self, position: Position, last_token: int) -> State:
+        try:
+            found = self._by_position[position]
+        except KeyError:
+            found = self._by_position[position] = self._new_state(position)
+        if found is not None:
+            return found
+        key = (position, *self._left_context(position, last_token))
+        forced = self._by_forced.get(key)
+        if forced is None:
+            if len(self._by_forced) >= _MOST_POSITIONS:
+                self.full = True
+                raise TooManyStates
+            forced = self._by_forced[key] = State(position, finished=False, is_forced=True)
+        return forced
+
+    def _new_state(self, position: Position) -> State | None:
+        if self.machine.forced_byte(position) is not None:
+            return None
+        place = self._place(position)
+        if place is not None:
+            return self._within(*place, -1)
+        return State(position, finished=self.machine.is_over(position), is_forced=False)
+
+    def _left_context(self, position: Position, last_token: int) -> tuple[int | str, ...]:
+        """What the mask and the forced tokens depend on besides the position: how the forced text splits behind the
+        last token."""
+        data = self._forced_bytes.get(position)
+        if data is None:
+            data = self._forced_bytes[position] = self._read_forced(position)
+        return self._splits.split(data, last_token)
+
+    def _read_forced(self, position: Position) -> bytes:
+        data = bytearray()
+        at: Position | None = position
+        while at is not None and (byte := self.machine.forced_byte(at)) is not None:
+            data.append(byte)
+            if len(data) > _MOST_FORCED_BYTES:
+                return b""
+            at = self.machine.step(at, byte)
+        return bytes(data)
+
+    # -- strings
+
+    def _place(self, position: Position) -> tuple[Inside, int, int] | None:
+        """(string, part, room) where the position is inside of one plain string and nothing else."""
+        if len(position.ways) != 1:
+            return None
+        regex, frame = position.ways[0]
+        left: list[Regex] = []
+        while regex.kind == "cat":
+            head, tail = regex.parts
+            if head.kind == "repeat" and head.parts[0] is self._unit:
+                return self._place_in(left, head, tail, frame)
+            left.append(head)
+            regex = tail
+        return None
+
+    def _place_in(
+        self, left: list[Regex], repeat: Regex, tail: Regex, frame: Frame | None
+    ) -> tuple[Inside, int, int] | None:
+        _, least, most = repeat.parts
+        part = self._parts.get(self.machine.regexes.sequence(left)) if left else 0
+        if part is None or least or tail.first != 1 << ord('"'):
+            return None
+        if most is not None and not self._strings.part(part).counts_all:
+            return None
+        inside = self._insides.get((frame, tail))
+        if inside is None:
+            inside = self._insides[frame, tail] = Inside(frame, tail)
+        return inside, part, NO_BOUND if most is None else most
+
+    def _within(self, inside: Inside, part: int, room: int, last_token: int) -> State:
+        """`last_token` counts only where the string's end is forced."""
+        if room > NO_BOUND // 2:
+            room = NO_BOUND
+        found = inside.states.get((part, room))
+        if found is not None:
+            return found
+        position = inside.elsewhere.get((part, room))
+        if position is not None:
+            return self._state(position, last_token)
+        try:
+            position = self._position_within(inside, part, room)
+            if not room or self.machine.forced_byte(position) is not None:
+                inside.elsewhere[part, room] = position
+                return self._state(position, last_token)
+        except TooManyStates:
+            self.full = True
+            raise
+        state = inside.states[part, room] = State(position, finished=False, is_forced=False)
+        state.inside, state.part, state.room = inside, part, room
+        return state
+
+    def _position_within(self, inside: Inside, part: int, room: int) -> Position:
+        regexes = self.machine.regexes
+        more = regexes.repeat(self._unit, 0, None if room == NO_BOUND else room)
+        return self.machine.at(regexes.sequence((self._left_of[part], more, inside.tail)), inside.frame)
+
+    # -- masks
+
+    def mask(self, state: State) -> SharedMask | None:
+        """None: an engine has to be asked, and what it says be given to `learn`."""
+        if state.mask is not None:
+            return state.mask
+        if state.finished:
+            return self.stop_mask
+        inside = state.inside
+        closers = None if inside is None else inside.closers.get(state.part)
+        if inside is None or closers is None or closers[0] < state.room:
+            return None
+        table = self._strings.part(state.part)
+        if state.room < table.most:
+            return self._shelf.put(state, (table.stays | closers[1]) & table.within(state.room))
+        loose = inside.loose.get(state.part)
+        if loose is None:
+            loose = inside.loose[state.part] = SharedMask(table.stays | closers[1])
+        return loose
+
+    def learn(self, state: State, words: Bitmask) -> SharedMask:
+        """`words`: an engine's mask in this state; taken over."""
+        inside = state.inside
+        if inside is not None and inside.closers.get(state.part, _UNKNOWN) is not None:
+            table = self._strings.part(state.part)
+            closers = words & table.closes
+            enough = state.room >= table.most
+            expected = table.stays | closers
+            if not enough:
+                expected &= table.within(state.room)
+            agrees = np.array_equal(words, expected)
+            inside.closers[state.part] = (NO_BOUND if enough else state.room, closers) if agrees else None
+        return self._shelf.put(state, words)
+
+
+_UNKNOWN = (0, None)
