@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import triton
 
-from sglite.runtime.batch import Batch
+from sglite.runtime.batch import Batch, IntArray
 from sglite.runtime.device.base import AttentionShape, KVCache, Norm
 from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch, PinnedRing, Sections, fill
 from sglite.runtime.device.cuda.kernels.tree_attention import prefix_attention_kernel, suffix_attention_kernel
@@ -75,18 +75,18 @@ class TreeAttention:
         self._planned: Batch | None = None
         self._plan: TreePlan | None = None
 
-    def plan(self, batch: Batch, inputs: HostInputs) -> tuple[TreeKey, int] | None:
-        """For a small step: the key, and the tokens that some row has left to read by itself at most. None: every row
-        reads all of its own."""
+    def plan(self, batch: Batch, inputs: HostInputs) -> tuple[TreeKey | None, IntArray]:
+        """For a small step: the key (None: nothing is read once), and how many cached tokens each row of the kernels
+        reads by itself."""
         if not batch.shared_prefixes:
-            return None
+            return None, inputs.positions
         if self._planned is None or not _same_rows(self._planned, batch):
             self._planned = batch
             self._plan = plan_tree(token_groups(batch), inputs.token_rows, self._tree_shape, costs=self.costs)
             if self._plan is not None:
                 self._send(self._plan)
         plan = self._plan
-        return None if plan is None else (plan.key, int((inputs.positions - plan.prefixes).max()))
+        return (None, inputs.positions) if plan is None else (plan.key, inputs.positions - plan.prefixes)
 
     def _send(self, plan: TreePlan) -> None:
         pinned, host = self._ring.take()
