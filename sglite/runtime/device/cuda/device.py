@@ -7,12 +7,9 @@ out again only when the copies from it are over.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import torch
@@ -53,7 +50,6 @@ from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskC
 from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
-_KEPT_MASK_BYTES = 128 << 20  # masks that rows have in common
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
 _FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
@@ -92,10 +88,9 @@ class CudaDevice:
         self._tables: RowTables | None = None
         self._small: dict[tuple[int, int], SmallStep] = {}
         self._plans = PlanCopies(self.torch_device)
-        self._masks = MaskCopies(self.torch_device, _KEPT_MASK_BYTES)
+        self._masks = MaskCopies(self.torch_device)
         self._results = PinnedRing(RESULT_WORDS)
         self._pool = GraphPool()
-        self._rested = False
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -103,9 +98,6 @@ class CudaDevice:
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
-
-    def kept_mask_rows(self, words: int) -> int:
-        return self._masks.kept_rows(words)
 
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
         def one() -> torch.Tensor:
@@ -193,7 +185,6 @@ class CudaDevice:
         plan: SamplePlan,
         *,
         host_masks: torch.Tensor,
-        kept_masks: Sequence[tuple[int, int]],
         counts: torch.Tensor,
         bias: torch.Tensor,
         last_tokens: torch.Tensor,
@@ -202,7 +193,7 @@ class CudaDevice:
             flags=plan.flags,
             plan=plan,
             **self._plans.send(plan, PLAN_ARRAYS),
-            masks=self._masks.send(host_masks, plan.mask_index, kept_masks) if plan.flags.masked else self._masks.none,
+            masks=self._masks.send(host_masks, plan.mask_index) if plan.flags.masked else self._masks.none,
             counts=counts,
             bias=bias,
             last_tokens=last_tokens,
@@ -218,12 +209,6 @@ class CudaDevice:
         copies = HostCopies(tensors, self._results)
         self._masks.used(copies.event)
         return copies
-
-    def rest(self) -> None:
-        """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds."""
-        if not self._rested and importlib.util.find_spec("flashinfer") is not None:
-            Thread(target=importlib.import_module, args=("flashinfer",), name="sglite-import", daemon=True).start()
-        self._rested = True
 
     def _prepare_small(self, batch: CudaForwardBatch) -> None:
         assert self._tables is not None and batch.key is not None
