@@ -44,6 +44,9 @@ class EngineConfig:
     kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.")
     memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
     cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
+    tree_attention: bool = option(
+        True, "On a GPU, read a prefix that several rows share once for all of them where that is faster."
+    )
 
     deterministic: bool = option(
         False,

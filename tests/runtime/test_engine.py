@@ -384,6 +384,24 @@ def test_rows_that_share_a_long_prefix_are_named(overlap: bool) -> None:
     assert harness.executor.batches[-1].shared_prefixes == ()
 
 
+def test_shared_prefixes_are_named_only_where_tree_attention_is_on() -> None:
+    harness = Harness(max_model_len=1024, shares_prefix_reads=True, tree_attention=False)
+    for i in range(3):
+        harness.add("t" * 400 + str(i), max_tokens=5, ignore_eos=True)
+    harness.run()
+    assert {b.shared_prefixes for b in harness.executor.batches} == {()}
+
+
+def test_a_group_is_named_from_one_step_to_the_next_until_a_row_ends() -> None:
+    harness = Harness(max_model_len=1024, shares_prefix_reads=True)
+    for i in range(4):
+        harness.add("t" * 400 + str(i), max_tokens=20 - 4 * i, ignore_eos=True)
+    harness.run()
+    groups = [b.shared_prefixes for b in harness.executor.batches if b.num_tokens == len(b.rows) > 1]
+    assert {g[0][1] for g in groups} == {(0, 1, 2, 3), (0, 1, 2), (0, 1)}
+    assert len({id(g) for g in groups}) < len(groups) / 2, "not made again in every step"
+
+
 def test_the_oldest_program_goes_first_and_siblings_come_together() -> None:
     harness = Harness(max_rows=2, max_step_tokens=32)
     old = ProgramRef(program_id="old", arrival=1.0)
