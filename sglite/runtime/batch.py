@@ -92,7 +92,8 @@ class Batch:
     samples: BoolArray  # [N] draw one token at the last position (needs num_logits >= 1)
     num_drafts: IntArray  # [N] the last d of the new tokens are drafts to verify (num_logits = d + 1 then)
     output_index: IntArray  # [N] k in (seed, k): which output token the row's first draw is (drafts: k, k + 1, ...)
-    mask_slots: IntArray  # [sum(num_logits)] row of the bitmask buffer for each logits position, or NO_MASK
+    mask_slots: IntArray  # [sum(num_logits)] row of the bitmask buffer for each logits position, or NO_MASK; from
+    # mask_rows on: a place of the executor's memory of masks. Settled between forward() and sample().
     logprob_rows: IntArray  # indices into the batch of rows that want logprobs at their logits positions
     target_ids: dict[int, IntArray] = field(default_factory=dict)
     # batch index -> [K] token ids whose logprobs are wanted (scoring, prompt logprobs); such a row does not sample
@@ -101,6 +102,8 @@ class Batch:
     # absent: target j is for position j. Several ids at one position: the branches of a scored trie
     loads: tuple[RowLoad, ...] = ()
     page_updates: PageUpdates = field(default_factory=_no_updates)
+    kept_masks: list[tuple[int, int]] = field(default_factory=list)
+    # (row of the bitmask buffer, place of the memory that is to hold this mask from the next step on), before sample()
     shared_prefixes: SharedPrefixes = ()
     # disjoint groups that share the pages of their first tokens, at most as many as each row's start; a hint for tree
     # attention, made only for an executor whose `shares_prefix_reads` is True
@@ -152,7 +155,8 @@ class Executor(Protocol):
     vocab_size: int
     mask_rows: int  # rows of one bitmask buffer
     overlaps: bool  # the device works while the host goes on (False on the CPU)
-    # May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes.
+    # May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes. And
+    # `kept_mask_rows: int` (absent: 0): places of its memory of masks.
 
     def forward(self, batch: Batch) -> None:
         """Queue loads, page updates, input preparation and the model up to the logits.

@@ -92,7 +92,7 @@ class EngineCore:
             max_step_tokens=max(budget, executor.max_rows),
             lease_s=config.lease_s,
             lookup=_prompt_lookup(config, executor),
-            find_shared=getattr(executor, "shares_prefix_reads", False),
+            find_shared=config.tree_attention and getattr(executor, "shares_prefix_reads", False),
             clock=clock,
         )
         filler = None if grammars is None else grammars.filler

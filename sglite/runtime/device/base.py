@@ -18,7 +18,7 @@ Every operation has a portable torch twin (`cpu.py`, `executor/logits/`); tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -286,6 +286,10 @@ class Device(Protocol):
         """A zeroed tensor in host memory from which `prepare_sample` can copy without waiting (pinned)."""
         ...
 
+    def kept_mask_rows(self, words: int) -> int:
+        """Masks of that many words that `prepare_sample` can keep; 0: none, it is no gain."""
+        ...
+
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache: ...
 
     def make_attention(self, shape: AttentionShape, cache: KVCache) -> AttentionBackend: ...
@@ -301,12 +305,14 @@ class Device(Protocol):
         plan: SamplePlan,
         *,
         host_masks: torch.Tensor,
+        kept_masks: Sequence[tuple[int, int]],
         counts: torch.Tensor,
         bias: torch.Tensor,
         last_tokens: torch.Tensor,
     ) -> SampleBatch:
         """host_masks: the step's mask buffer, from `host_buffer`; only the rows in plan.mask_index need copying.
-        It stays untouched until the next but one step's result is waited for."""
+        It stays untouched until the next but one step's result is waited for. kept_masks: (row of it, place that
+        keeps it); plan.mask_index names place p as len(host_masks) + p. The step before is over by now."""
         ...
 
     def capture_forward(self, forward: ForwardFn) -> ForwardFn: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +137,9 @@ class CpuDevice:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
 
+    def kept_mask_rows(self, words: int) -> int:
+        return 0
+
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
         heads = shape.num_kv_heads
         size = (num_pages * page_size, 2 * heads, shape.head_dim)
@@ -174,6 +177,7 @@ class CpuDevice:
         plan: SamplePlan,
         *,
         host_masks: torch.Tensor,
+        kept_masks: Sequence[tuple[int, int]],
         counts: torch.Tensor,
         bias: torch.Tensor,
         last_tokens: torch.Tensor,

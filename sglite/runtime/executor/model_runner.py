@@ -61,6 +61,7 @@ class ModelRunner:
         self.max_rows = max_rows
         self.vocab_size = vocab_size
         self.mask_rows = mask_rows
+        self.kept_mask_rows = device.kept_mask_rows(-(-vocab_size // 32))
         self.overlaps = device.overlaps
         self.shares_prefix_reads: bool = getattr(attention, "shares_prefix_reads", False)
         self._device = device
@@ -96,6 +97,7 @@ class ModelRunner:
         inputs = self._device.prepare_sample(
             plan,
             host_masks=self._masks.host_tensor,
+            kept_masks=batch.kept_masks,
             counts=self._sampling.counts.values,
             bias=self._sampling.bias.values,
             last_tokens=self._tables.last_tokens,

@@ -1,14 +1,21 @@
-"""Which tokens each draw of a step may give, written into the executor's mask buffer while the forward runs."""
+"""Which tokens each draw of a step may give, told to the executor while the forward runs.
+
+A mask is either written into the step's buffer or, where rows have it in common (`SharedMask`), named by its place in
+the executor's memory of masks. A shared mask that is not there yet is written like any other and kept there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sglite.grammar.matcher import BatchFiller, Bitmask, Matcher
+from sglite.grammar.matcher import BatchFiller, Bitmask, MaskSharer, Matcher, SharedMask
+from sglite.runtime.batch import NO_MASK
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
+
+_MOST_SMALL = 1024  # masks of few tokens that are remembered
 
 
 def allow(row: Bitmask, token_ids: Iterable[int]) -> None:
@@ -25,41 +32,170 @@ def forbid(row: Bitmask, token_ids: Iterable[int]) -> None:
         bits[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFF_FFFF)
 
 
-def fill_masks(step: Step, buffer: Bitmask, filler: BatchFiller | None) -> dict[Request, Exception]:
-    """Fill the rows of `buffer` that the step names. Returns the requests whose mask failed; their rows allow
-    everything, since what they draw is dropped."""
-    matchers: list[Matcher] = []
-    slots: list[int] = []
-    owners: list[Request] = []
-    failed: dict[Request, Exception] = {}
-    for i, slot in step.masked:
-        request = step.requests[i]
-        drafts = int(step.batch.num_drafts[i])
-        if request.finished or request in step.dropped:
-            buffer[slot : slot + 1 + drafts].fill(-1)
-        elif request.num_ahead:  # forced: the token is in the request already, and nothing else may be drawn
-            buffer[slot].fill(0)
-            allow(buffer[slot], (int(request.ids[request.num_prompt + int(step.batch.output_index[i])]),))
-        elif request.matcher is None:
-            _ban_stops(buffer[slot : slot + 1 + drafts], request, int(step.batch.output_index[i]))
-        elif drafts:
-            error = _fill_drafted(buffer[slot : slot + 1 + drafts], request)
-            if error is not None:
-                failed[request] = error
+class MaskMemory:
+    """Which shared masks the executor keeps, and where: those used last."""
+
+    def __init__(self, places: int) -> None:
+        self._places: dict[SharedMask, int] = {}  # the one used longest ago first
+        self._most = places
+        self._free = list(range(places))
+
+    def find(self, mask: SharedMask) -> int | None:
+        place = self._places.pop(mask, None)
+        if place is not None:
+            self._places[mask] = place
+        return place
+
+    def take(self, mask: SharedMask, used: set[int]) -> int | None:
+        """A place for a mask that has none; None where all are `used` by this step."""
+        if self._free:
+            place = self._free.pop()
         else:
-            matchers.append(request.matcher)
-            slots.append(slot)
-            owners.append(request)
-    if not matchers:
+            oldest = next(iter(self._places), None)
+            if oldest is None or self._places[oldest] in used:
+                return None
+            place = self._places.pop(oldest)
+        self._places[mask] = place
+        return place
+
+
+class MaskFiller:
+    """`filler` None: no row has a matcher. `places`: of the executor's memory of masks, behind `rows` of its buffer."""
+
+    def __init__(self, filler: BatchFiller | None, *, rows: int, places: int) -> None:
+        self._filler = filler
+        self._sharer = filler if isinstance(filler, MaskSharer) else None
+        self._rows = rows
+        self._memory = MaskMemory(places)
+        self._single: dict[int, SharedMask] = {}
+        self._without: dict[frozenset[int], SharedMask] = {}
+
+    def fill(self, step: Step, buffer: Bitmask) -> dict[Request, Exception]:
+        """Give each row that the step names its masks. Returns the requests whose mask failed; their rows allow
+        everything, since what they draw is dropped."""
+        batch, failed = step.batch, {}
+        places = (np.cumsum(batch.num_logits) - 1).tolist()  # of each row's last draw
+        shared: list[tuple[int, int, SharedMask]] = []  # (row of the buffer, place of the draw, mask)
+        bound: list[tuple[int, int, Request]] = []
+        for i, slot in step.masked:
+            request = step.requests[i]
+            if request.finished or request in step.dropped:
+                drafts = int(batch.num_drafts[i])
+                batch.mask_slots[places[i] - drafts : places[i] + 1] = NO_MASK
+            elif request.num_ahead:  # forced: the token is in the request already, and nothing else may be drawn
+                token_id = int(request.ids[request.num_prompt + int(batch.output_index[i])])
+                shared.append((slot, places[i], self._only(token_id, buffer)))
+            elif batch.num_drafts[i]:
+                rows = buffer[slot : slot + 1 + int(batch.num_drafts[i])]
+                if request.matcher is None:
+                    _ban_stops(rows, request, int(batch.output_index[i]))
+                elif (error := _fill_drafted(rows, request)) is not None:
+                    failed[request] = error
+            elif request.matcher is None:
+                mask = self._no_stops(request, int(batch.output_index[i]), buffer)
+                if mask is None:
+                    batch.mask_slots[places[i]] = NO_MASK
+                else:
+                    shared.append((slot, places[i], mask))
+            else:
+                bound.append((slot, places[i], request))
+        if bound:
+            shared += self._fill_bound(bound, buffer, failed)
+        self._place(shared, step, buffer)
         return failed
-    assert filler is not None
-    failures = _fill_together(matchers, slots, buffer, filler)
-    for slot, request in zip(slots, owners, strict=True):
-        _settle_extra_stops(buffer[slot], request)
-    for i, error in failures.items():
-        buffer[slots[i]].fill(-1)
-        failed[owners[i]] = error
-    return failed
+
+    def _fill_bound(
+        self, bound: list[tuple[int, int, Request]], buffer: Bitmask, failed: dict[Request, Exception]
+    ) -> list[tuple[int, int, SharedMask]]:
+        """The masks of matchers; the shared ones are returned, the others written."""
+        assert self._filler is not None
+        matchers = [request.matcher for _, _, request in bound if request.matcher is not None]
+        masks, failures = self._shared(matchers)
+        found: list[tuple[int, int, SharedMask]] = []
+        rest: list[int] = []
+        for i, ((slot, place, request), mask) in enumerate(zip(bound, masks, strict=True)):
+            assert request.completion is not None
+            if i in failures:
+                continue
+            if mask is None:
+                rest.append(i)
+            elif request.completion.extra_stop_ids:
+                buffer[slot] = mask.words
+                _settle_extra_stops(buffer[slot], request)
+            else:
+                found.append((slot, place, mask))
+        if rest:
+            slots = [bound[i][0] for i in rest]
+            own = _fill_together([matchers[i] for i in rest], slots, buffer, self._filler)
+            for i in rest:
+                _settle_extra_stops(buffer[bound[i][0]], bound[i][2])
+            failures |= {rest[k]: error for k, error in own.items()}
+        for i, error in failures.items():
+            slot, _, request = bound[i]
+            buffer[slot].fill(-1)
+            failed[request] = error
+        return found
+
+    def _shared(self, matchers: Sequence[Matcher]) -> tuple[Sequence[SharedMask | None], dict[int, Exception]]:
+        if self._sharer is None:
+            return [None] * len(matchers), {}
+        try:
+            return self._sharer.shared(matchers)
+        except Exception:  # noqa: BLE001 - a grammar engine may raise anything; filling one by one tells whose it is
+            return [None] * len(matchers), {}
+
+    def _place(self, shared: list[tuple[int, int, SharedMask]], step: Step, buffer: Bitmask) -> None:
+        """Name the masks that are remembered, write the others."""
+        mask_slots, memory, rows = step.batch.mask_slots, self._memory, self._rows
+        used: set[int] = set()
+        new: dict[SharedMask, int] = {}
+        draws: list[int] = []
+        found: list[int] = []
+        for slot, place, mask in shared:
+            known = memory.find(mask)
+            if known is not None and mask not in new:
+                used.add(known)
+                draws.append(place)
+                found.append(rows + known)
+            elif mask in new:  # written for another row of this step
+                draws.append(place)
+                found.append(new[mask])
+            else:
+                buffer[slot] = mask.words
+                new[mask] = slot
+        if draws:
+            mask_slots[draws] = found
+        for mask, slot in new.items():
+            kept = memory.take(mask, used)
+            if kept is None:
+                break
+            used.add(kept)
+            step.batch.kept_masks.append((slot, kept))
+
+    def _only(self, token_id: int, buffer: Bitmask) -> SharedMask:
+        found = self._single.get(token_id)
+        if found is None:
+            if len(self._single) >= _MOST_SMALL:
+                self._single.clear()
+            row = np.zeros(buffer.shape[1], np.int32)
+            allow(row, (token_id,))
+            found = self._single[token_id] = SharedMask(row)
+        return found
+
+    def _no_stops(self, request: Request, output_index: int, buffer: Bitmask) -> SharedMask | None:
+        """No grammar: stop ids are forbidden before min_tokens."""
+        completion = request.completion
+        assert completion is not None
+        if output_index >= completion.min_tokens:
+            return None
+        found = self._without.get(completion.stop_ids)
+        if found is None:
+            if len(self._without) >= _MOST_SMALL:
+                self._without.clear()
+            row = np.full(buffer.shape[1], -1, np.int32)
+            forbid(row, completion.stop_ids)
+            found = self._without[completion.stop_ids] = SharedMask(row)
+        return found
 
 
 def _fill_together(

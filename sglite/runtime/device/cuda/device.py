@@ -8,7 +8,7 @@ out again only when the copies from it are over.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,7 @@ from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskC
 from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
+_KEPT_MASK_BYTES = 128 << 20  # masks that rows have in common
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
 _FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
@@ -88,7 +89,7 @@ class CudaDevice:
         self._tables: RowTables | None = None
         self._small: dict[tuple[int, int], SmallStep] = {}
         self._plans = PlanCopies(self.torch_device)
-        self._masks = MaskCopies(self.torch_device)
+        self._masks = MaskCopies(self.torch_device, _KEPT_MASK_BYTES)
         self._results = PinnedRing(RESULT_WORDS)
         self._pool = GraphPool()
 
@@ -98,6 +99,9 @@ class CudaDevice:
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def kept_mask_rows(self, words: int) -> int:
+        return self._masks.kept_rows(words)
 
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
         def one() -> torch.Tensor:
@@ -185,6 +189,7 @@ class CudaDevice:
         plan: SamplePlan,
         *,
         host_masks: torch.Tensor,
+        kept_masks: Sequence[tuple[int, int]],
         counts: torch.Tensor,
         bias: torch.Tensor,
         last_tokens: torch.Tensor,
@@ -193,7 +198,7 @@ class CudaDevice:
             flags=plan.flags,
             plan=plan,
             **self._plans.send(plan, PLAN_ARRAYS),
-            masks=self._masks.send(host_masks, plan.mask_index) if plan.flags.masked else self._masks.none,
+            masks=self._masks.send(host_masks, plan.mask_index, kept_masks) if plan.flags.masked else self._masks.none,
             counts=counts,
             bias=bias,
             last_tokens=last_tokens,

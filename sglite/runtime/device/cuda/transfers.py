@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,39 +79,63 @@ class PlanCopies:
 
 
 class MaskCopies:
-    """Bitmask rows on a stream of their own. A host buffer has one twin on the GPU; the copy into it waits for the
-    step that last read it, and the sampler waits for the copy."""
+    """Bitmask rows on a stream of their own, into one table: a step's rows, then those that are kept for later steps.
 
-    def __init__(self, device: torch.device) -> None:
+    The step before is over when the host fills a step's masks, so the table is free to be written; the sampler waits
+    for the copy.
+    """
+
+    def __init__(self, device: torch.device, kept_bytes: int) -> None:
         self.none = torch.zeros((1, 1), dtype=torch.int32, device=device)
         self._device = device
+        self._kept_bytes = kept_bytes
         self._stream = torch.cuda.Stream(device)
-        self._twins: dict[int, torch.Tensor] = {}
-        self._last_use: dict[int, torch.cuda.Event] = {}
-        self._in_use: int | None = None
+        self._table: torch.Tensor | None = None
+        self._moves: PinnedRing | None = None
+        self._last_use: torch.cuda.Event | None = None
+        self._in_use = False
 
-    def send(self, host: torch.Tensor, rows: NDArray[np.int32]) -> torch.Tensor:
-        """`rows`: those that are read (negative: none)."""
-        key = host.data_ptr()
-        twin = self._twins.get(key)
-        if twin is None:
-            twin = self._twins[key] = torch.empty(host.shape, dtype=torch.int32, device=self._device)
+    def kept_rows(self, words: int) -> int:
+        """How many masks of that many words are kept."""
+        return self._kept_bytes // (4 * words)
+
+    def send(self, host: torch.Tensor, rows: NDArray[np.int32], kept: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """`rows`: those of the table that are read (negative: none). `kept`: (row of the step, place)."""
+        table = self._table
+        if table is None:
+            height = host.shape[0] + self.kept_rows(host.shape[1])
+            table = self._table = torch.empty((height, host.shape[1]), dtype=torch.int32, device=self._device)
+            self._moves = PinnedRing(2 * host.shape[0])
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        used = self._last_use.get(key)
-        if used is not None:
-            self._stream.wait_event(used)
-        first, last = int(rows[rows >= 0].min()), int(rows.max()) + 1
+        self._in_use = True
+        own = rows[(rows >= 0) & (rows < host.shape[0])]
+        if not len(own):
+            return table
+        if self._last_use is not None:
+            self._stream.wait_event(self._last_use)
+        first, last = int(own.min()), int(own.max()) + 1
         with torch.cuda.stream(self._stream):
-            twin[first:last].copy_(host[first:last], non_blocking=True)
+            table[first:last].copy_(host[first:last], non_blocking=True)
+            if kept:
+                self._keep(table, host.shape[0], kept)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        self._in_use = key
-        return twin
+        return table
+
+    def _keep(self, table: torch.Tensor, height: int, kept: Sequence[tuple[int, int]]) -> None:
+        assert self._moves is not None
+        count = len(kept)
+        pinned, moves = self._moves.take()
+        moves[: 2 * count] = np.array(kept, np.int32).T.reshape(-1)
+        moves[count : 2 * count] += height
+        index = pinned[: 2 * count].to(self._device, non_blocking=True)
+        self._moves.sent()
+        table[index[count:].long()] = table[index[:count].long()]
 
     def used(self, event: torch.cuda.Event) -> None:
         """What was queued up to `event` is all that reads the masks sent last."""
-        if self._in_use is not None:
-            self._last_use[self._in_use] = event
-            self._in_use = None
+        if self._in_use:
+            self._last_use = event
+            self._in_use = False
 
 
 class HostCopies:
