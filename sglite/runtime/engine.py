@@ -32,7 +32,7 @@ from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
 from sglite.runtime.scheduler.drafts import PromptLookup
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
-from sglite.runtime.scheduler.masks import fill_masks
+from sglite.runtime.scheduler.masks import MaskFiller
 from sglite.runtime.scheduler.outputs import OutputProcessor
 from sglite.runtime.scheduler.policy import WaitingList, make_order
 from sglite.runtime.scheduler.rows import RowTable, Step
@@ -96,6 +96,8 @@ class EngineCore:
             clock=clock,
         )
         filler = None if grammars is None else grammars.filler
+        kept_rows = getattr(executor, "kept_mask_rows", 0)
+        self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows)
         self._outputs = OutputProcessor(
             scheduler=self._scheduler,
             table=self._table,
@@ -316,8 +318,7 @@ class EngineCore:
         if not step.masked:
             return
         began = time.perf_counter()
-        filler = None if self._grammars is None else self._grammars.filler
-        for request, error in fill_masks(step, self._executor.mask_buffer(), filler).items():
+        for request, error in self._masks.fill(step, self._executor.mask_buffer()).items():
             if not isinstance(error, SgliteError):
                 error = GrammarViolation(f"the grammar's mask failed: {type(error).__name__}: {error}")
             self._outputs.fail(request, error)
