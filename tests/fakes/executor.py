@@ -68,6 +68,7 @@ class ScriptedExecutor:
         self.bad_rows: set[int] = set()
         self.batches: list[Batch] = []
         self.closed = False
+        self.rests = 0
         self.force_token: dict[int, int] = {}  # step -> token that batch index 0 draws whatever its mask says
         self._kv = np.full((num_pages * page_size, 2), -1, np.int64)  # token id, position
         self._table = np.full((max_rows, -(-max_len // page_size)), -1, np.int64)
@@ -201,6 +202,9 @@ class ScriptedExecutor:
         if wanted and k > 0:
             best = np.argsort(-logprobs, axis=1, kind="stable")[:, :k]
             result.top_logprobs[i] = best.astype(np.int32), np.take_along_axis(logprobs, best, axis=1)
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def close(self) -> None:
         self.closed = True

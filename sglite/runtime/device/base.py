@@ -322,3 +322,8 @@ class Device(Protocol):
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
         """Queue copies to the host behind the work queued so far."""
         ...
+
+    def rest(self) -> None:
+        """Nobody has asked for anything for a while: time for what a later request would have to wait for, beside the
+        next steps and without delaying them much. Called again and again."""
+        ...

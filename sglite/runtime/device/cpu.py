@@ -201,6 +201,9 @@ class CpuDevice:
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> ReadyCopy:
         return ReadyCopy({name: np.asarray(tensor) for name, tensor in tensors.items()})
 
+    def rest(self) -> None:
+        """There is nothing that it would have to load later."""
+
 
 def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Memory is taken as it is first written: numpy's zeros is calloc, torch's writes. A large pool costs nothing while

@@ -112,6 +112,9 @@ class ModelRunner:
         drawn = DrawnRows(len(batch.rows), np.flatnonzero(batch.samples), plan)
         return QueuedStep(self._device.to_host(copies), drawn, scores)
 
+    def rest(self) -> None:
+        self._device.rest()
+
     def close(self) -> None:
         self._logits = None
 

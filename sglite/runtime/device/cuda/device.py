@@ -7,9 +7,12 @@ out again only when the copies from it are over.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import torch
@@ -92,6 +95,7 @@ class CudaDevice:
         self._masks = MaskCopies(self.torch_device, _KEPT_MASK_BYTES)
         self._results = PinnedRing(RESULT_WORDS)
         self._pool = GraphPool()
+        self._rested = False
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -214,6 +218,12 @@ class CudaDevice:
         copies = HostCopies(tensors, self._results)
         self._masks.used(copies.event)
         return copies
+
+    def rest(self) -> None:
+        """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds."""
+        if not self._rested and importlib.util.find_spec("flashinfer") is not None:
+            Thread(target=importlib.import_module, args=("flashinfer",), name="sglite-import", daemon=True).start()
+        self._rested = True
 
     def _prepare_small(self, batch: CudaForwardBatch) -> None:
         assert self._tables is not None and batch.key is not None
