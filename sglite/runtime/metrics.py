@@ -12,7 +12,7 @@ class Metrics:
     steps: int = 0
     failed_steps: int = 0
     requests: int = 0  # API requests taken in
-    admissions: int = 0  # completions and scored rows that got a row by the way of the waiting list
+    admissions: int = 0  # completions and scorings that got a row by the way of the waiting list
     resumptions: int = 0  # held rows that were continued: no admission
     retractions: int = 0
     aborted: int = 0
@@ -26,6 +26,8 @@ class Metrics:
     accepted_draft_tokens: int = 0
     stale_tokens: int = 0  # sampled for a row that had ended one step before
     evicted_pages: int = 0
+    held_token_steps: int = 0  # room for that many tokens was held by running rows, summed over all steps
+    computed_token_steps: int = 0  # and that many had their KV there; more than held where rows share prefixes
     accounting_problems: int = 0  # found by check_invariants
     finish_reasons: dict[str, int] = field(default_factory=dict)
 
