@@ -36,6 +36,9 @@ _COUNTED = (
     "retractions",
     "forced_tokens",
     "cached_tokens",
+    "stale_tokens",
+    "held_token_steps",
+    "computed_token_steps",
     "schedule_s",
     "forward_s",
     "mask_s",
@@ -113,6 +116,8 @@ def measure(engine: Engine, load: Workload, *, repeat: int) -> Row:
     if load.output > 1:
         row.rate = load.rows * load.output / row.seconds
     row.details = {name: (after[name] - before[name]) / repeat for name in _COUNTED}
+    if not load.prefix and row.details["held_token_steps"]:  # tokens that rows share would be counted more than once
+        row.details["kv_unused"] = 1 - row.details["computed_token_steps"] / row.details["held_token_steps"]
     return row
 
 
