@@ -28,10 +28,11 @@ from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGramma
 from sglite.grammar.fill import BatchFiller
 from sglite.grammar.heal import heal_token
 from sglite.grammar.isolation import Worker
-from sglite.grammar.layers import WithResidual
 from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.grammar.reach import Reach
 from sglite.grammar.regex_size import regex_size
+from sglite.grammar.residual.matcher import WithResidual
+from sglite.grammar.residual.tracker import Tracker
 from sglite.grammar.vocab import Vocab
 from sglite.grammar.worker import Job
 from sglite.protocol import Coverage, GrammarSpec
@@ -80,7 +81,7 @@ class Grammar:
     def matcher(self, *, budget: int | None = None) -> Matcher:
         matcher: Matcher = self.base.matcher()
         if self.plan.residual is not None:
-            matcher = WithResidual(matcher, self.plan.residual.fork(), self.vocab)
+            matcher = WithResidual(matcher, Tracker(self.plan.residual), self.vocab)
         return matcher if budget is None else BudgetMatcher(matcher, budget, self.vocab, self._reach)
 
     @cached_property
@@ -202,9 +203,9 @@ class GrammarCompiler:
             if dear:
                 raise GrammarTimeout(f"the constraint takes over {seconds:g} s to compile")
             return None
-        if answer.has_residual or not answer.coverage.exact or answer.coverage.engine != LLGuidanceEngine.name:
-            return route.plan(spec)  # trackers and validators do not travel; the worker has shown that this is cheap
-        return route.Plan.exact(answer.grammar, answer.coverage, answer.reach)
+        if not answer.coverage.exact or answer.coverage.engine != LLGuidanceEngine.name:
+            return route.plan(spec)  # validators do not travel; the worker has shown that this is cheap
+        return route.Plan.exact(answer.grammar, answer.coverage, answer.reach, answer.residual)
 
     def _build(self, spec: GrammarSpec, plan: route.Plan) -> CompiledGrammar:
         if plan.engine == "llguidance":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,30 @@ from sglite.grammar import bitmask
 from sglite.grammar.canonical import ForcedTexts
 from sglite.grammar.matcher import Bitmask
 from sglite.text.types import TextTokenizer
+
+INERT_IN_STRING, INERT_OUTSIDE = 1, 2
+
+
+class TokenSet:
+    """A few tokens, ready to be looked for in rows of masks."""
+
+    __slots__ = ("_bits", "_words")
+
+    def __init__(self, mask: Bitmask) -> None:
+        self._words = np.flatnonzero(mask)
+        self._bits = mask[self._words]
+
+    def __bool__(self) -> bool:
+        return len(self._words) > 0
+
+    def in_row(self, row: Bitmask) -> list[int]:
+        """The tokens of the set that `row` allows."""
+        hits = row[self._words] & self._bits
+        if not hits.any():
+            return []
+        flags = np.unpackbits(hits.view(np.uint8), bitorder="little").reshape(len(hits), 32)
+        word, bit = np.nonzero(flags)
+        return (self._words[word] * 32 + bit).tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +96,7 @@ class Vocab:
         """Make every table now (0.1 s for 49k tokens) and not within a request's first step."""
         _ = self.stop_mask, self.text_mask, self.plain_mask, self.openers_mask
         _ = self._sorted, self._by_bytes, self._byte_masks, self.longest, self.byte_ids
+        _ = self.inertness, self.before_quotes, self.whole_keys, self.later_keys_outside, self.later_keys_in_string
 
     @property
     def size(self) -> int:
@@ -154,6 +180,59 @@ class Vocab:
         """int32[words]: tokens with two or more of the characters that begin an array or object."""
         opening = (i for i, text in enumerate(self.tokens) if text.count(b"[") + text.count(b"{") > 1)
         return bitmask.of(opening, self.size)
+
+    @cached_property
+    def inertness(self) -> bytes:
+        """By id, INERT_IN_STRING: neither ends nor escapes anything within a JSON string. INERT_OUTSIDE: neither begins
+        nor ends a string, array or object, or a part of one, where it begins outside of strings."""
+        return bytes(
+            INERT_IN_STRING * (b'"' not in text and b"\\" not in text)
+            + INERT_OUTSIDE * all(byte not in b'"[]{},' for byte in text)
+            for text in self.tokens
+        )
+
+    @cached_property
+    def before_quotes(self) -> frozenset[bytes]:
+        """What stands before some quote of some token."""
+        return frozenset(text[:i] for text in self.tokens for i, byte in enumerate(text) if byte == 0x22)
+
+    def _set_of(self, begin: re.Pattern[bytes]) -> TokenSet:
+        return TokenSet(bitmask.of((i for i, text in enumerate(self.tokens) if text and begin.match(text)), self.size))
+
+    @cached_property
+    def whole_keys(self) -> TokenSet:
+        """Tokens that can hold a whole key where a key is due."""
+        return self._set_of(re.compile(rb'\s*"[^"]*.*"|.*[{,]\s*"[^"]*.*"', re.DOTALL))
+
+    @cached_property
+    def later_keys_outside(self) -> TokenSet:
+        """Tokens that can hold a whole key where none is due, outside of strings."""
+        return self._set_of(re.compile(rb'.*[{,]\s*".*"', re.DOTALL))
+
+    @cached_property
+    def later_keys_in_string(self) -> TokenSet:
+        """Tokens that can hold a whole key after the end of the string at hand."""
+        return self._set_of(re.compile(rb'.*"[^"]*[{,]\s*".*"', re.DOTALL))
+
+    @cached_property
+    def closers_outside(self) -> TokenSet:
+        """Tokens that can end a value where they begin outside of a string."""
+        return self._set_of(re.compile(rb'.*(?:[,\]}]|".*")', re.DOTALL))
+
+    @cached_property
+    def closers_in_string(self) -> TokenSet:
+        """Tokens that can end a string and more, where they begin within it."""
+        return self._set_of(re.compile(rb'.*".*(?:[,\]}]|".*")', re.DOTALL))
+
+    @cached_property
+    def _first_byte(self) -> np.ndarray:
+        """int16[size]: by id, -1 for what is no text."""
+        return np.array([text[0] if text else -1 for text in self.tokens], dtype=np.int16)
+
+    def first_bytes(self, row: Bitmask) -> list[bytes]:
+        """The first bytes of the text tokens in the row."""
+        found = np.unique(self._first_byte[bitmask.ids(row)])
+        return [bytes((byte,)) for byte in found.tolist() if byte >= 0]
 
     def spell(self, text: bytes) -> list[int] | None:
         """Some tokens for the bytes, longest first; None where the vocabulary lacks one."""

@@ -27,6 +27,7 @@ from sglite.errors import GrammarTooLarge, SgliteError
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
 from sglite.grammar.reach import Reach
+from sglite.grammar.residual.rules import ResidualRules
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import Coverage, ErrorInfo, GrammarSpec
 
@@ -47,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
     status: Literal["planned", "refused", "slow"]
     grammar: str = ""
     coverage: Coverage = Coverage()
-    has_residual: bool = False
+    residual: ResidualRules | None = None
     reach: Reach | None = None
     error: ErrorInfo | None = None
 
@@ -95,7 +96,7 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         if plan.engine == engine.name:
             engine.compile(job.spec, plan.grammar)
         reach = route.reach_of(job.spec, plan.grammar)
-        return Answer("planned", plan.grammar, plan.coverage, plan.residual is not None, reach)
+        return Answer("planned", plan.grammar, plan.coverage, plan.residual, reach)
     except _OutOfTime:
         return Answer("slow")
     except SgliteError as error:

@@ -19,8 +19,9 @@ from sglite.grammar import tools
 from sglite.grammar.engines.fuse import fuse_delimiters
 from sglite.grammar.engines.tags import NotTranslated, holds_schema, tags_to_lark
 from sglite.grammar.reach import Reach, lark_reach, regex_reach
+from sglite.grammar.residual.rules import ResidualRules
 from sglite.grammar.schema import prepare
-from sglite.grammar.schema.types import ResidualTracker, SchemaLimits
+from sglite.grammar.schema.types import SchemaLimits
 from sglite.protocol import Coverage, GrammarSpec
 
 EngineName = Literal["llguidance", "xgrammar"]
@@ -36,23 +37,26 @@ class Plan:
     grammar: str = field(repr=False)  # llguidance: its serialised grammar; xgrammar: EBNF or structural tag text
     coverage: Coverage
     validate: Callable[[str], str | None] = field(repr=False)
-    residual: ResidualTracker | None = None
+    residual: ResidualRules | None = None  # what its matchers keep besides
     reach: Reach | None = None  # None: not computed yet
 
     @staticmethod
-    def exact(grammar: str, coverage: Coverage, reach: Reach | None = None) -> Plan:
-        """A plan for llguidance that leaves nothing to check."""
-        return Plan(engine="llguidance", grammar=grammar, coverage=coverage, validate=_nothing_left, reach=reach)
+    def exact(
+        grammar: str, coverage: Coverage, reach: Reach | None = None, residual: ResidualRules | None = None
+    ) -> Plan:
+        """A plan for llguidance that leaves nothing to check of a complete text."""
+        return Plan("llguidance", grammar, coverage, _nothing_left, residual, reach)
 
 
 def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
     """Raises the GrammarError that refuses the spec, if one does."""
-    if spec.kind == "json_schema":
-        prepared = prepare(spec.source, on_unsupported=spec.on_unsupported, whitespace=spec.whitespace, limits=limits)
+    if spec.kind in ("json_schema", "json_object"):
+        source = spec.source if spec.kind == "json_schema" else '{"type":"object"}'
+        prepared = prepare(source, on_unsupported=spec.on_unsupported, whitespace=spec.whitespace, limits=limits)
         coverage = Coverage(
             items=prepared.coverage.items,
             engine="llguidance",
-            reason=prepared.coverage.reason or "exact for the normalised schema; masks stay below a few milliseconds",
+            reason=prepared.coverage.reason,
         )
         return Plan(
             engine="llguidance",
@@ -88,15 +92,6 @@ def reach_of(spec: GrammarSpec, grammar: str) -> Reach | None:
 
 def _nothing_left(text: str) -> str | None:
     return None
-
-
-def _json_object(spec: GrammarSpec) -> tuple[str, EngineName, str]:
-    separators = (",", ":") if spec.whitespace == "compact" else (", ?", ": ?")
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(
-        {"type": "object"},
-        overrides={"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]},
-    )
-    return grammar, "llguidance", "any JSON object, white space bounded"
 
 
 def _regex(spec: GrammarSpec) -> tuple[str, EngineName, str]:
@@ -138,7 +133,6 @@ def _structural_tag(spec: GrammarSpec) -> Plan:
 
 
 _SIMPLE: dict[str, Callable[[GrammarSpec], tuple[str, EngineName, str]]] = {
-    "json_object": _json_object,
     "regex": _regex,
     "choice": _choice,
     "lark": _lark,

@@ -103,7 +103,7 @@ class _Translation:
             )
         except UnsupportedSchema as error:
             raise UnsupportedSchema(error.reason, pointer=at + error.pointer, keyword=error.keyword) from error
-        if prepared.residual is not None or not prepared.coverage.exact:
+        if (prepared.residual is not None and prepared.residual.decides) or not prepared.coverage.exact:
             raise UnsupportedSchema("within a tag nothing is checked afterwards", pointer=at, keyword="json_schema")
         self.items += (CoverageItem(at + i.pointer, i.keyword, i.status, i.reason) for i in prepared.coverage.items)
         return self._part(fuse_delimiters(prepared.lark))

@@ -9,6 +9,6 @@
 from __future__ import annotations
 
 from sglite.grammar.schema.prepare import prepare
-from sglite.grammar.schema.types import PreparedSchema, ResidualTracker, SchemaLimits
+from sglite.grammar.schema.types import PreparedSchema, SchemaLimits
 
-__all__ = ["PreparedSchema", "ResidualTracker", "SchemaLimits", "prepare"]
+__all__ = ["PreparedSchema", "SchemaLimits", "prepare"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 
+from sglite.grammar.residual.rules import ResidualRules
 from sglite.grammar.schema import arrays, objects
 from sglite.grammar.schema.cases import (
     ALL_TYPES,
@@ -51,7 +52,9 @@ class Emitter:
         self.on_gap = on_gap
         self.blank = "" if whitespace == "compact" else " ?"
         self.item_separator = Terminal('","') if whitespace == "compact" else Terminal("/, ?/")
-        self.open_keys = False  # some object takes keys that the schema does not name
+        self._open_keys = False  # some object takes keys that the schema does not name
+        self._keys_run_out: dict[str, None] = {}
+        self._keys_are_counted = False
         self._rules: dict[Conjunction, Rule] = {}
         self._keys: dict[tuple[str, bool], Terminal] = {}
         self._queue: list[tuple[Conjunction, Rule]] = []
@@ -105,6 +108,18 @@ class Emitter:
             arrays.emit_array(self, rule, case)
         if case.types & OBJECT:
             objects.emit_object(self, rule, case)
+
+    def take_free_keys(self, *, run_out: Iterable[str], counted: bool) -> None:
+        """Some object takes keys that the schema does not name (see ResidualRules)."""
+        self._open_keys = True
+        self._keys_run_out.update(dict.fromkeys(run_out))
+        self._keys_are_counted |= counted
+
+    @property
+    def residual(self) -> ResidualRules | None:
+        if not self._open_keys:
+            return None
+        return ResidualRules(keys_run_out=tuple(self._keys_run_out), keys_are_counted=self._keys_are_counted)
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:
         """Tell of a rule of `case` that the grammar does not hold: that of the first node with the keyword."""
@@ -172,7 +187,6 @@ class Emitter:
 
     def free_key(self, expression: str, *, first: bool) -> Terminal:
         """The same for any key that `expression` (between the quotes) takes."""
-        self.open_keys = True
         return Terminal(quoted(expression, before="" if first else f",{self.blank}", after=f":{self.blank}"))
 
     def _numbers(self, rule: Rule, case: Case) -> None:

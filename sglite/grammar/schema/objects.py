@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sglite.grammar.schema.cases import Case, Conjunction, SomeKey
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.openness import pattern_count, pattern_is_open, string_count, strings_are_open
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.pattern_text import found_in, pattern_expression
 from sglite.grammar.schema.presence import Formula, assign, names_in
@@ -47,6 +48,16 @@ class KeyClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Classes:
+    """All unnamed keys of a case."""
+
+    kinds: list[KeyClass]
+    run_out: tuple[str, ...] = ()  # patterns of keys some beginning of which has only finitely many ways to go on
+    at_least: int = 0  # so many different ones exist, where they run out
+    witnesses_run_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _State:
     index: int
     first: bool
@@ -63,12 +74,15 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
     names = key_order(case)
     named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
     named = [key for key in named if key is not None]
-    classes = _classes(emitter, case, set(names))
+    found = _classes(emitter, case, set(names))
+    classes = found.kinds
     presence = case.presence
     for name in names_in(presence) - {key.name for key in named}:
         presence = assign(presence, name, False)
     if presence is False or not set(case.required) <= {key.name for key in named}:
         return
+    if classes and (case.max_keys is None or case.max_keys > 1):
+        _follow_free_keys(emitter, case, found)
     counting = case.max_keys is not None or case.min_keys > len(case.required)
     if presence is True and not counting and not case.some_keys:
         _emit_free(emitter, rule, named, case.required, classes)
@@ -81,6 +95,16 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
             return
         emitter.leave_out(case, "required", "its keys depend on each other in too many ways")
         _emit_free(emitter, rule, named, case.required, classes)
+
+
+def _follow_free_keys(emitter: Emitter, case: Case, found: Classes) -> None:
+    """Unnamed keys are kept apart while the object is written: say so, and see that enough of them exist."""
+    wanted = case.min_keys - len(case.required)
+    if found.run_out and wanted > 1 and found.at_least < wanted:
+        emitter.leave_out(case, "minProperties", f"it is not proven that {wanted} different further keys exist")
+    if found.witnesses_run_out:
+        emitter.leave_out(case, "not", "the keys that may break it can all be taken by others")
+    emitter.take_free_keys(run_out=found.run_out, counted=wanted > 1)
 
 
 def _cap(case: Case) -> int:
@@ -125,20 +149,23 @@ def _name_holds(emitter: Emitter, literal: int, name: str) -> bool:
 # --- unnamed keys
 
 
-def _classes(emitter: Emitter, case: Case, names: set[str]) -> list[KeyClass]:
+def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
     """A partition of the unnamed keys, classes with equal rules united, classes without any value left out."""
     patterns = list(dict.fromkeys(pattern for rule in case.keys for pattern, _ in rule.patterns))
     bases = _allowed_names(emitter, case)
     outside = [f"~{one_of(sorted(n for n in names if encodable(n)))}"] if names else []
     by_rule: dict[Conjunction, list[str]] = {}
+    left_out: list[frozenset[str]] = []
     for base in bases:
         partition = _partition(emitter, patterns, [*base, *outside])
         if partition is None:
             emitter.leave_out(case, "patternProperties", f"its patterns overlap in more than {MAX_CLASSES} ways")
-            return [KeyClass(meet([*base, *outside]), ())]
+            return Classes([KeyClass(meet([*base, *outside]), ())], run_out=() if bases == _ANY_NAME else ("",))
         for matched, parts in partition:
             literals = _class_literals(case, matched)
-            if not (literals and emitter.expander.is_hopeless(literals)):
+            if literals and emitter.expander.is_hopeless(literals):
+                left_out.append(matched)
+            else:
                 by_rule.setdefault(literals, []).append(meet(parts))
     found = [
         KeyClass(_union(expressions, patterns, bases, outside), literals) for literals, expressions in by_rule.items()
@@ -148,7 +175,50 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> list[KeyClass]:
         for group in _groups(list(range(len(case.some_keys))))
         for kind in _witness_classes(emitter, case, group, patterns, bases, outside)
     ]
-    return found + witnesses
+    open_witnesses = bases == _ANY_NAME and all(_is_open_witness(emitter, rule) for rule in case.some_keys)
+    return Classes(
+        found + witnesses,
+        run_out=_running_out(emitter, case, patterns, left_out),
+        at_least=_num_names(emitter, case, patterns) - len(names),
+        witnesses_run_out=bool(witnesses) and not open_witnesses,
+    )
+
+
+def _running_out(emitter: Emitter, case: Case, patterns: list[str], left_out: list[frozenset[str]]) -> tuple[str, ...]:
+    """Patterns of the keys some beginning of which has only finitely many ways to go on.
+
+    `left_out`: the sets of patterns such that no key may match just them.
+    """
+    if not left_out and (not case.key_names or _names_are_open(emitter, case)):
+        return ()
+    if not case.key_names and set(left_out) == {frozenset()}:  # all that matches some pattern, and nothing else
+        return tuple(pattern for pattern in patterns if not pattern_is_open(pattern))
+    return ("",)
+
+
+def _names_are_open(emitter: Emitter, case: Case) -> bool:
+    return len(case.key_names) == 1 and all(
+        c.values is None and strings_are_open(c) for c in emitter.cases(case.key_names)
+    )
+
+
+def _num_names(emitter: Emitter, case: Case, patterns: list[str]) -> int:
+    """At least so many different keys are possible, where that is easily seen."""
+    if not case.key_names:
+        return max(map(pattern_count, patterns), default=0)
+    if patterns or len(case.key_names) > 1:
+        return 0
+    found = emitter.cases(case.key_names)
+    return min((string_count(c) if c.values is None else len(c.values) for c in found), default=0)
+
+
+_ANY_NAME = [[ANY_STRING]]
+
+
+def _is_open_witness(emitter: Emitter, rule: SomeKey) -> bool:
+    if rule.not_matching or (rule.name is not None and emitter.expander.canonical((rule.name,))):
+        return False
+    return rule.pattern is None or pattern_is_open(rule.pattern)
 
 
 def _union(expressions: list[str], patterns: list[str], bases: list[list[str]], outside: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglite.errors import GrammarTooLarge, SgliteError, UnsupportedSchema
+from sglite.grammar.residual.rules import ResidualRules
 from sglite.grammar.schema.cases import Gap
 from sglite.grammar.schema.coverage import report
 from sglite.grammar.schema.document import Document
@@ -42,6 +43,7 @@ def prepare(
         coverage=report(document, builder.expander.terms, list(builder.gaps.values())),
         key_order=KeyOrder(builder.expander).reorder,
         validator=_Validator(document),
+        residual=builder.residual,
     )
 
 
@@ -53,6 +55,7 @@ class _Builder:
         self.strict = strict
         self.expander = self._new_expander()
         self.gaps: dict[tuple[str, str], Gap] = {}
+        self.residual: ResidualRules | None = None  # known once built
 
     def _new_expander(self, *, coarse: bool = False) -> Expander:
         limits = self.limits
@@ -99,6 +102,7 @@ class _Builder:
             ) from None
         if lark is None:
             raise UnsupportedSchema("no value satisfies the schema", pointer="", keyword=self._first_keyword())
+        self.residual = emitter.residual
         return lark
 
     def _first_keyword(self) -> str:

@@ -1,7 +1,7 @@
 """What the schema front end hands out.
 
     JSON schema text --prepare()--> PreparedSchema: a Lark grammar for llguidance, a Coverage report,
-                                    an optional residual check, a validator, a key order
+                                    rules beside the grammar, a validator, a key order
 
 The grammar is exact for everything that the coverage does not call "validated": it accepts the canonical
 spellings of the valid values (compact or single-blank white space, keys in schema order with undeclared
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from sglite.grammar.residual.rules import ResidualRules
 from sglite.protocol import Coverage
 
 
@@ -30,28 +31,6 @@ class SchemaLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int = 20_000  # of normalising; about 50 microseconds each
 
 
-class ResidualTracker(Protocol):
-    """Rules that no grammar holds (keys never twice, uniqueItems), followed byte by byte.
-
-    It runs beside the grammar: `accept` is only called with bytes that the grammar took.
-    """
-
-    def accept(self, data: bytes) -> None: ...
-
-    def rollback(self, num_bytes: int) -> None: ...
-
-    def fork(self) -> ResidualTracker: ...
-
-    def allows(self, data: bytes) -> bool:
-        """Whether the grammar-legal bytes `data` (one token) keep the rules; the state does not change."""
-        ...
-
-    @property
-    def watch(self) -> bytes:
-        """The bytes that can break a rule from here: a token without any of them is fine unseen; b"" means all are."""
-        ...
-
-
 class Validator(Protocol):
     def __call__(self, text: str) -> str | None: ...
 
@@ -62,7 +41,7 @@ class PreparedSchema:
     coverage: Coverage
     key_order: Any = field(repr=False)  # JSON value -> the same value with its keys in the order of the grammar
     validator: Validator = field(repr=False)
-    residual: ResidualTracker | None = None  # at the start of the value; fork() it for each completion
+    residual: ResidualRules | None = None  # what must be kept beside the grammar
 
     def validate(self, text: str) -> str | None:
         """Why `text` is not a valid value of the schema, all keywords considered (None: it is)."""

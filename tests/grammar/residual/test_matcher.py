@@ -1,0 +1,187 @@
+"""Rules beside the grammar: what the mask allows, accept takes, can be completed, and keeps the rules."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from sglite.grammar import bitmask, spec
+from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
+from sglite.grammar.matcher import Matcher
+from sglite.grammar.vocab import Vocab
+from tests.grammar.helpers import legal, row_of, whole
+
+# Tokens over the borders of keys, items and values.
+_SPANNING = [
+    '","', '":', '":"', '"}', '"]', '",', ',"', '{"', '["', '[{"', '},{"', '"},{"', '""', '"":', '"a"', '"a":', 'a":', 'ab', 'ab":',
+    '"a":1,"a":', '"a":1,"b":', 'a","a', 'a","b"', '{"a":1,"a":2}', '{"b":{"a":', '1,1', '1,', '[1,1]', '[1,2', '[],[]', '{},{}',
+    '{"a":1},{"a":1}', '{"a":1},{"a":2}', '"b","b"', 'b","a","b"', '"},{', '}],', '1],[1', 'true,', 'null,null', '\\"', 'a\\"":',
+]  # fmt: skip
+
+
+def _spanning_vocab() -> Vocab:
+    texts = [*(bytes([i]) for i in range(256)), *(text.encode() for text in _SPANNING)]
+    return Vocab(
+        tokens=(*texts, b""),
+        names=(*([b""] * len(texts)), b"<|end|>"),
+        stop_ids=(len(texts),),
+        encode=lambda text: list(text.encode()),
+    )
+
+
+@pytest.fixture(scope="module")
+def spanning() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(_spanning_vocab(), CompilerConfig(isolate=False))
+    yield compiler
+    compiler.close()
+
+
+OPEN: dict[str, Any] = {"type": "object", "properties": {"ab": {}}, "minProperties": 3}
+LETTERS: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^(a|b|ab)$": {"type": "integer"}},
+    "additionalProperties": False,
+    "minProperties": 2,
+}
+NAMED: dict[str, Any] = {
+    "propertyNames": {"enum": ["a", "b", 'a"', "ab"]},
+    "additionalProperties": {"type": "null"},
+    "minProperties": 4,
+    "type": "object",
+}
+KEYS = {"open": OPEN, "letters": LETTERS, "named": NAMED}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "accepted"),
+    [
+        ({"type": "object"}, '{"a":1,"a":2}', False),
+        ({"type": "object"}, '{"a":{"a":1},"b":{"a":1}}', True),
+        ({"type": "object"}, '{"a":[{"b":1},{"b":1}],"b":"\\",\\"b\\":"}', True),
+        ({"type": "object"}, '{"a":[{"b":1,"b":2}]}', False),
+        ({"type": "object"}, '{"":1,"":1}', False),
+        ({"type": "object"}, '{"a\\"":1,"a\\"":1}', False),
+        ({"type": "object"}, '{"a\\"":1,"a":1}', True),
+        ({"minProperties": 2, "type": "object"}, '{"a":1,"a":1}', False),
+        (LETTERS, '{"a":1,"b":1,"ab":2}', True),
+        (LETTERS, '{"a":1,"ab":1,"b":2,', False),
+        (NAMED, '{"ab":null,"a":null,"a\\"":null,"b":null}', True),
+        (NAMED, '{"ab":null,"a":null,"a":null,"b":null}', False),
+    ],
+)
+def test_no_key_stands_twice(compiler, schema, text, accepted):
+    assert whole(compiler, spec.json_schema(schema), text) == accepted
+
+
+def test_a_json_object_has_no_key_twice(compiler):
+    assert whole(compiler, spec.json_object(), '{"a":1,"b":{"a":1}}')
+    assert not whole(compiler, spec.json_object(), '{"a":1,"a":1}')
+
+
+def test_keys_are_apart_with_blanks_too(compiler):
+    grammar = spec.json_schema({"type": "object"}, whitespace="single")
+    assert whole(compiler, grammar, '{"a": 1, "b": {"a": 1}}')
+    assert not whole(compiler, grammar, '{"a": 1, "a": 2}')
+
+
+def _walk(matcher: Matcher, vocab: Vocab, rng: random.Random, *, steps: int) -> Iterator[set[int]]:
+    """Go on at random, fond of what ends values; gives what is legal at each place."""
+    for _ in range(steps):
+        allowed = legal(matcher, vocab.size)
+        yield set(allowed)
+        if matcher.finished:
+            return
+        fond = [i for i in allowed if i in vocab.stop_ids or set(vocab.tokens[i]) <= set(b'ab"{}[],:1')]
+        assert matcher.accept([rng.choice(fond or allowed)]) == 1
+
+
+def ends_value_and_goes_on(token: bytes) -> bool:
+    """Where parts can run out a mask may lack such a token that accept takes; shorter ones say the same."""
+    return b"," in token[1:]
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+@pytest.mark.parametrize("seed", range(8))
+def test_accept_takes_what_the_mask_allows_and_nothing_else(spanning, name, seed):
+    vocab, rng = spanning.vocab, random.Random(seed)
+    matcher = spanning.compile_now(spec.json_schema(KEYS[name])).matcher()
+    for allowed in _walk(matcher, vocab, rng, steps=40):
+        forced = matcher.forced()
+        for token_id in range(vocab.size):
+            taken = matcher.accept([token_id])
+            matcher.rollback(taken)
+            if token_id in allowed:
+                assert taken == 1, vocab.tokens[token_id]
+            elif not forced and not ends_value_and_goes_on(vocab.tokens[token_id]):
+                assert taken == 0, vocab.tokens[token_id]
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+@pytest.mark.parametrize("seed", range(10))
+def test_every_position_can_be_completed(spanning, name, seed):
+    """A walk that ends, ends with a valid value; none gets stuck."""
+    vocab, rng = spanning.vocab, random.Random(seed)
+    matcher = spanning.compile_now(spec.json_schema(KEYS[name])).matcher()
+    for _ in _walk(matcher, vocab, rng, steps=120):
+        pass
+    if matcher.finished:
+        pairs: list[list[str]] = []
+        value = json.loads(
+            bytes(matcher._text), object_pairs_hook=lambda found: pairs.append([k for k, _ in found]) or dict(found)
+        )
+        assert all(len(set(names)) == len(names) for names in pairs)
+        jsonschema.validate(value, KEYS[name])
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+def test_rollback_and_fork_keep_the_rules(spanning, name):
+    vocab, rng = spanning.vocab, random.Random(3)
+    matcher = spanning.compile_now(spec.json_schema(KEYS[name])).matcher()
+    rows, taken = [row_of(matcher, vocab.size)], []
+    for _ in range(30):
+        allowed = [i for i in bitmask.ids(rows[-1]).tolist() if i not in vocab.stop_ids]
+        if not allowed:
+            break
+        fond = [i for i in allowed if set(vocab.tokens[i]) <= set(b'ab"{},:1')]
+        taken.append(rng.choice(fond or allowed))
+        assert matcher.accept(taken[-1:]) == 1
+        rows.append(row_of(matcher, vocab.size))
+    twin = matcher.fork()
+    for back in range(1, len(rows)):
+        twin.rollback(1)
+        assert np.array_equal(row_of(twin, vocab.size), rows[-1 - back])
+    assert twin.accept(taken) == len(taken)
+    assert np.array_equal(row_of(matcher, vocab.size), rows[-1])
+
+
+def test_a_draft_that_repeats_a_key_is_cut(spanning):
+    matcher = spanning.compile_now(spec.json_schema({"type": "object"})).matcher()
+    draft = list(b'{"a":1,"a":1}')
+    assert matcher.accept(draft) == draft.index(ord('"'), 8)
+
+
+def test_forced_text_never_repeats(spanning):
+    schema = {"type": "object", "patternProperties": {"^(key|kez)$": {"const": 1}}, "additionalProperties": False}
+    matcher = spanning.compile_now(spec.json_schema(schema)).matcher()
+    assert matcher.accept(list(b'{"key":1')) == 8
+    assert bytes(matcher.forced()) == b""
+    assert matcher.accept(list(b',"ke')) == 4
+    assert legal(matcher, spanning.vocab.size) == [ord("z")]
+    assert matcher.accept(list(b'z":1')) == 4
+    assert ord(",") not in legal(matcher, spanning.vocab.size)
+
+
+def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
+    from sglite.errors import UnsupportedSchema
+
+    few = {"type": "object", "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}
+    assert whole(compiler, spec.json_schema({**few, "minProperties": 2}), '{"a":1,"b":1}')
+    with pytest.raises(UnsupportedSchema) as caught:
+        compiler.compile_now(spec.json_schema({**few, "minProperties": 3}))
+    assert caught.value.pointer == "/minProperties"
