@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -77,3 +78,13 @@ def test_nothing_is_left_running_after_close():
     assert process.poll() is not None
     with pytest.raises(SgliteError, match="closed"):
         small(worker)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="scheduling classes are Linux's")
+def test_a_worker_steps_back_behind_its_owner_and_hears_no_ctrl_c(worker):
+    small(worker)
+    pid = worker._process.pid
+    assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert os.getsid(pid) == os.getsid(0), "niceness counts within a session only, where Linux groups by them"
+    assert os.getpgid(pid) == pid
