@@ -182,7 +182,7 @@ def model_config(config: EngineConfig) -> ModelConfig:
 def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return str(torch.get_device_module(device).getdevice_name(device))
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def versions() -> dict[str, str]:
