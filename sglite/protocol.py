@@ -198,9 +198,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is text or token ids; ids are taken as they are. `heal`: the prompt's last token may have
     been cut where the author's text ended: drop it and constrain the next tokens to continue its bytes.
     `hold`: keep the row and its KV after the end, so that `continue_from` may append to it without a new
-    admission: the new prompt is what comes after the held prompt and output. `grammar_after`: token ids (a reasoning
-    model's end-of-thinking marker) after which the grammar begins; empty: at once. `think_budget`: at most that many
-    tokens before `grammar_after` is forced. `deadline`: time.monotonic() seconds after which the request is aborted.
+    admission: the new prompt is what comes after the first `keep` tokens of the held prompt and output.
+    `grammar_after`: token ids (a reasoning model's end-of-thinking marker) after which the grammar begins; empty: at
+    once. `think_budget`: at most that many tokens before `grammar_after` is forced. `deadline`: time.monotonic() seconds
+    after which the request is aborted.
     """
 
     request_id: str
@@ -216,6 +217,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     program: ProgramRef | None = None
     hold: bool = False
     continue_from: str | None = None
+    keep: int | None = None  # tokens of the held row that the prompt follows; None: all
     priority: int = 0  # smaller runs earlier
     namespace: str = ""  # cache namespace: never shares a page with another one
     truncate_prompt: bool = False  # keep the last tokens that fit instead of raising PromptTooLong
@@ -225,13 +227,17 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of each continuation given the prompt; all continuations share the prompt's KV.
 
-    Continuations may share prefixes with each other: shared tokens are computed once.
+    Continuations may share prefixes with each other: shared tokens are computed once. `hold`, `continue_from` and
+    `keep` are those of a GenerateRequest; what is held is the prompt.
     """
 
     request_id: str
     prompt: str | tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...]
     program: ProgramRef | None = None
+    hold: bool = False
+    continue_from: str | None = None
+    keep: int | None = None
     priority: int = 0
     namespace: str = ""
 

@@ -50,7 +50,8 @@ class Batch:
         self._limit = AUTO_PROGRAMS if limit == "auto" else limit
         self._progress_bar = progress_bar
         self._on_error = on_error
-        self._gate = PrefixGate() if len(arguments) > 1 and self._client.tokenizer is not None else None
+        several = min(len(arguments), self._limit) > 1
+        self._gate = PrefixGate() if several and self._client.tokenizer is not None else None
         self._lock = threading.Lock()
         self._runs: dict[int, Run] = {}  # running, by index
         self._done: dict[int, Run] = {}  # finished, not handed out yet

@@ -62,6 +62,7 @@ class Branch:
         self._current: Item | None = None
         self._running = False
         self._seeded = parent is None
+        self._joined = False  # and nothing was appended since
         timeline = session.timeline
         self.lane = 0 if timeline is None else timeline.new_lane(None if parent is None else parent.lane)
         self._scopes = OpenScopes() if parent is None else parent._scopes.for_fork()
@@ -90,6 +91,7 @@ class Branch:
             raise ProgramSyntaxError("the program has ended; nothing can be appended to its state any more")
         if not items:
             return
+        self._joined = False
         self._enqueue(items)
         for item in items:
             for name, slot in item.slots.items():
@@ -155,6 +157,7 @@ class Branch:
                     done.set_result(None)
 
         for child in children:
+            child._joined = True
             child.snapshot().add_done_callback(one_done)
         try:
             wait(done)
@@ -355,6 +358,10 @@ class Branch:
         await watcher
 
     @property
+    def has_queued(self) -> bool:
+        return any(not isinstance(item.node, Snapshot) for item in list(self._queue))
+
+    @property
     def pending(self) -> bool:
         return self._running or bool(self._queue)
 
@@ -373,9 +380,16 @@ class Branch:
             queued = [item.node for item in self._queue]
         calls = sum(isinstance(node, Gen | Select) for node in queued)
         following = next((node for node in queued if not isinstance(node, _BETWEEN)), None)
-        # While the program's function runs it may append more, as agents do after each answer.
-        read_again = bool(queued) or not self.session.returned.done()
-        return Outlook(name, calls, read_again, isinstance(following, Gen))
+        if following is None:
+            may_go_on = not self.rests
+            return Outlook(name, calls, may_go_on, may_go_on)
+        return Outlook(name, calls, True, isinstance(following, Gen | Select))
+
+    @property
+    def rests(self) -> bool:
+        """Nothing is to be expected of it behind what it has. While the program's function runs it may append more, as
+        agents do after each answer, but hardly to a state that it has joined."""
+        return self._joined or self.session.returned.done()
 
     def text_since_fork(self) -> str:
         return text_since(self.transcript, self.fork_mark)

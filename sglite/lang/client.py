@@ -47,6 +47,10 @@ class Client(Protocol):
         """Give up a row kept by `hold`. Idempotent."""
         ...
 
+    async def end_program(self, program_id: str) -> None:
+        """The program is over: nothing is read again that was kept for it. Idempotent."""
+        ...
+
     async def flush_cache(self) -> bool:
         """Drop all cached prefixes that no running request uses."""
         ...
@@ -64,6 +68,12 @@ class ChatClient(Client, Protocol):
 
 def takes_chats(client: Client) -> TypeGuard[ChatClient]:
     return callable(getattr(client, "stream_chat", None))
+
+
+def shares_prompts(client: Client) -> bool:
+    """Whether prompts that begin alike are computed once though they come at the same time. A client of a server that
+    does not say so has `shares_prompts = False`."""
+    return bool(getattr(client, "shares_prompts", True))
 
 
 def holds_rows(client: Client) -> bool:

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
 from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
 from sglite.lang.lower import (
+    R,
     gen_meta,
     generate_request,
     resolved,
@@ -48,6 +49,7 @@ from sglite.lang.timeline import Span, Timeline
 from sglite.lang.transcript import Prompt, text_since
 from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, RequestOutput, Usage, merge_outputs
 
+T = TypeVar("T")
 _Method = Callable[[Branch, Any, Item], Awaitable[None]]
 
 _CHOICE_TOKENS = 256  # for a backend that has to write the chosen text
@@ -120,14 +122,19 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     request = generate_request(branch, gen, prompt, sampling)
     branch.siblings = 1
     slot = item.slots.get(gen.name) if gen.name is not None else None
-    request, outputs = await _continued_or_whole(branch, request, prompt, params, slot)
+
+    async def send(request: GenerateRequest) -> list[RequestOutput]:
+        return await _outputs(branch, request, params, slot)
+
+    request, outputs = await _continued_or_whole(branch, request, prompt, send)
     branch.last_request_id = request.request_id
     if params.max_tokens == 0:
         outputs = [msgspec.structs.replace(output, text="", token_ids=()) for output in outputs]
     first = outputs[0]
     branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids)
     if request.hold:
-        await _keep(branch, request, first)
+        used = first.prompt_token_ids
+        await _keep(branch, request.request_id, (*used, *first.token_ids) if used else ())
     session.add_usage(total_usage(outputs))
     if session.timeline is not None:
         branch.last_meta = gen_meta(request, first, params, session.client.tokenizer)
@@ -138,30 +145,32 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
 
 
 async def _continued_or_whole(
-    branch: Branch, request: GenerateRequest, prompt: Prompt, params: GenParams, slot: Slot | None
-) -> tuple[GenerateRequest, list[RequestOutput]]:
-    """The request that was carried out, and its outputs. A row that is not kept any more costs a new admission."""
+    branch: Branch, request: R, prompt: Prompt, send: Callable[[R], Awaitable[T]]
+) -> tuple[R, T]:
+    """The request that was carried out, and its answer. A row that is not kept any more costs a new admission."""
     held, branch.held = branch.held, None
+    if request.hold:
+        branch.session.held.add(request.request_id)
     try:
-        return request, await _outputs(branch, request, params, slot)
+        return request, await send(request)
     except InvalidRequest as error:
-        if held is None or error.param != "continue_from":
+        if request.continue_from is None or error.param != "continue_from":
             raise
         whole = whole_request(request, prompt)
-        return whole, await _outputs(branch, whole, params, slot)
+        if request.hold:
+            branch.session.held.add(whole.request_id)
+        return whole, await send(whole)
     finally:
         if held is not None:
             await _release(branch, held.request_id)
 
 
-async def _keep(branch: Branch, request: GenerateRequest, output: RequestOutput) -> None:
-    """The row goes on where it holds what the transcript holds: no stop text was cut off its end."""
-    branch.session.held.add(request.request_id)
-    ids = (*output.prompt_token_ids, *output.token_ids)
-    if output.prompt_token_ids and branch.transcript.holds(ids):
-        branch.held = Held(request.request_id, len(ids))
+async def _keep(branch: Branch, request_id: str, ids: tuple[int, ...]) -> None:
+    """The row `ids` of a call goes on in the next one, unless it has become clear that none follows."""
+    if ids and (branch.has_queued or not branch.rests):
+        branch.held = Held(request_id, ids)
     else:
-        await _release(branch, request.request_id)
+        await _release(branch, request_id)
 
 
 async def _release(branch: Branch, request_id: str) -> None:
@@ -273,18 +282,21 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     if session.gate is not None and isinstance(prompt.content, tuple):
         session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
     request = score_request(branch, prompt, options, select.name)
-    branch.last_request_id, branch.siblings = request.request_id, 1
+    branch.siblings = 1
     score = session.client.score_request
-    output, *alone = await asyncio.gather(
-        score(request),
+    (request, output), *alone = await asyncio.gather(
+        _continued_or_whole(branch, request, prompt, score),
         *(
             _maybe(score, wanted)
             for wanted in (unconditional_requests(branch, options) if select.method.needs_unconditional else ())
         ),
     )
-    assert output is not None
+    branch.last_request_id = request.request_id
     if output.error is not None:
         raise output.error.to_exception()
+    if request.hold:
+        assert isinstance(prompt.content, tuple)
+        await _keep(branch, request.request_id, prompt.content)
     evidence = Evidence(output.logprobs, tuple(map(unconditional_row, alone)) if alone else None)
     index = select.method.walk(evidence, temperature=select.temperature, rng=random.Random(select.seed))
     usage = output.usage

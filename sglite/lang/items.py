@@ -31,10 +31,17 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A row that the client keeps: the request that made it and how many of the transcript's ids it holds."""
+    """A row that the client keeps: the request that made it and the token ids that it holds."""
 
     request_id: str
-    length: int
+    ids: tuple[int, ...]
+
+    def shared(self, ids: tuple[int, ...]) -> int:
+        """Leading ids that the row holds too."""
+        size = min(len(self.ids), len(ids))
+        if self.ids[:size] == ids[:size]:
+            return size
+        return next(i for i, (a, b) in enumerate(zip(self.ids, ids, strict=False)) if a != b)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ tuples, and `usage` is ours.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from sglite.protocol import (
 from sglite.text.types import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 128
+R = TypeVar("R", GenerateRequest, ScoreRequest)
 
 
 @lru_cache(maxsize=1024)
@@ -55,12 +56,12 @@ def program_ref(branch: Branch, outlook: Outlook) -> ProgramRef:
 
 def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
     outlook = branch.outlook(gen.name)
-    content = prompt.content
-    held = branch.held if params.n == 1 else None
+    row, keep = (None, 0) if params.n > 1 else _row(branch, prompt)
     return GenerateRequest(
         request_id=branch.session.next_request_id(),
-        prompt=content if held is None else content[held.length :],
-        continue_from=None if held is None else held.request_id,
+        prompt=prompt.content[keep:],
+        continue_from=row,
+        keep=keep if row else None,
         hold=outlook.goes_on and params.n == 1 and params.max_tokens != 0 and holds_rows(branch.session.client),
         sampling_params=params,
         grammar=gen.grammar,
@@ -71,27 +72,50 @@ def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingP
     )
 
 
-def whole_request(request: GenerateRequest, prompt: Prompt) -> GenerateRequest:
+def _row(branch: Branch, prompt: Prompt) -> tuple[str | None, int]:
+    """The held row that the prompt goes on from, and how many of its tokens stay: where a stop text cut the answer, or
+    text merged with its end, some do not."""
+    held = branch.held
+    keep = 0 if held is None or isinstance(prompt.content, str) else held.shared(prompt.content)
+    return (held.request_id, keep) if held is not None and keep else (None, 0)
+
+
+def whole_request(request: R, prompt: Prompt) -> R:
     """The same without a row to continue."""
     return msgspec.structs.replace(
-        request, request_id=f"{request.request_id}w", prompt=prompt.content, continue_from=None
+        request, request_id=f"{request.request_id}w", prompt=prompt.content, continue_from=None, keep=None
     )
 
 
 def score_request(
     branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...], name: str | None = None
 ) -> ScoreRequest:
+    outlook = branch.outlook(name)
+    row, keep = _row(branch, prompt)
     return ScoreRequest(
         request_id=branch.session.next_request_id(),
-        prompt=prompt.content,
+        prompt=prompt.content[keep:],
         continuations=options,
-        program=program_ref(branch, branch.outlook(name)),
+        continue_from=row,
+        keep=keep if row else None,
+        hold=outlook.goes_on and holds_rows(branch.session.client),
+        program=program_ref(branch, outlook),
     )
 
 
 def unconditional_requests(branch: Branch, options: tuple[tuple[int, ...], ...]) -> list[ScoreRequest | None]:
     """Each option after its own first token alone; None for an option of one token, which has nothing to score."""
-    return [score_request(branch, Prompt(option[:1]), (option[1:],)) if len(option) > 1 else None for option in options]
+    return [
+        ScoreRequest(
+            request_id=branch.session.next_request_id(),
+            prompt=option[:1],
+            continuations=(option[1:],),
+            program=program_ref(branch, Outlook(None, 0, False, False)),
+        )
+        if len(option) > 1
+        else None
+        for option in options
+    ]
 
 
 def unconditional_row(output: ScoreOutput | None) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ _BETWEEN = ("text", "argument", "variable", "set", "role_begin", "role_end", "sc
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """After one call. `remaining`: calls on the longest path to the program's end. `read_again`: a later call begins
-    with these tokens. `goes_on`: the next call of this state is a generation, so that its row can be continued."""
+    with these tokens. `goes_on`: the state itself may make the next call, so that its row can be continued."""
 
     name: str | None
     remaining: int
@@ -37,14 +37,14 @@ def outlooks(graph: ProgramGraph) -> Mapping[int, Outlook]:
                 name=node.name,
                 remaining=after[i],
                 read_again=not graph.complete or any(n.op in (*_CALLS, "fork") for n in later),
-                goes_on=node.op == "gen" and _goes_on(later),
+                goes_on=_goes_on(later, complete=graph.complete),
             )
     return found
 
 
-def _goes_on(later: list[GraphNode]) -> bool:
+def _goes_on(later: list[GraphNode], *, complete: bool) -> bool:
     following = next((node for node in later if node.op not in _BETWEEN), None)
-    return following is not None and following.op == "gen"
+    return not complete if following is None else following.op in _CALLS
 
 
 def _calls_after(graph: ProgramGraph) -> list[int]:

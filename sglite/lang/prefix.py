@@ -1,14 +1,17 @@
 """The part that all prompts of a batch begin with, computed once before the batch runs.
 
-The first two first prompts are compared; what they share is warmed and everyone waits for it. The rule is in tokens:
-at least MIN_TOKENS, and the count is in each state's `usage` (cached) and `warmed_tokens`.
+The first two first prompts are compared; what they share is warmed. Everyone waits for that, unless the backend computes
+prompts that begin alike once by itself: then the prompts follow at once. The rule is in tokens: at least MIN_TOKENS, and
+the count is in each state's `usage` (cached) and `warmed_tokens`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from sglite.errors import SgliteError
+from sglite.lang.client import shares_prompts
 from sglite.lang.session import Session
 
 MIN_TOKENS = 32
@@ -22,6 +25,7 @@ class PrefixGate:
         self._prompts: list[tuple[int, ...]] = []
         self._second: asyncio.Event = asyncio.Event()
         self._warmed: asyncio.Task[int] | None = None
+        self._warming: asyncio.Task[bool] | None = None  # kept: the event loop does not
         self._passed: set[str] = set()
 
     async def first_prompt(self, session: Session, prompt: tuple[int, ...]) -> int:
@@ -48,8 +52,18 @@ class PrefixGate:
         shared = min(shared, len(first) - 1, len(second) - 1)
         if shared < MIN_TOKENS:
             return 0
-        try:
-            await session.client.warm_prefix(first[:shared])
-        except SgliteError:
-            return 0  # no memory to keep it, or a backend without a cache: the programs say so themselves if it matters
-        return shared
+        warming = session.client.warm_prefix(first[:shared])
+        if shares_prompts(session.client):
+            self._warming = asyncio.get_running_loop().create_task(_done(warming))
+            await asyncio.sleep(0)  # it goes first
+            return shared
+        return shared if await _done(warming) else 0
+
+
+async def _done(warming: Awaitable[int]) -> bool:
+    """False: no memory to keep it, or a backend without a cache; the programs say so themselves if it matters."""
+    try:
+        await warming
+    except SgliteError:
+        return False
+    return True

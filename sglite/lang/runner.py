@@ -123,11 +123,8 @@ class Run:
         self._release_rows()
 
     def _release_rows(self) -> None:
-        """Rows that were kept for a generation that did not come."""
-        client = self.session.client
-        for request_id in list(self.session.held):
-            self.session.held.discard(request_id)
-            program_loop().submit(client.release(request_id))
+        """Rows and prefixes that were kept for calls that did not come."""
+        program_loop().submit(_end(self.session))
 
     def _returned(self) -> None:
         if not self.session.returned.done():
@@ -150,6 +147,13 @@ class Run:
             self.session.error = self.session.failed[0].failure()
             raise self.session.error from self.session.error.__cause__
         return self.state
+
+
+async def _end(session: Session) -> None:
+    for request_id in list(session.held):
+        session.held.discard(request_id)
+        await session.client.release(request_id)
+    await session.client.end_program(session.program_id)
 
 
 def _timeline(program: Program, index: int | None, *, wanted: bool) -> Timeline | None:

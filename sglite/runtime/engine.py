@@ -132,10 +132,13 @@ class EngineCore:
         anything; errors found later come as a RequestOutput / ScoreOutput with `error`."""
         now = self._clock()
         self._check_new(request.request_id)
-        if isinstance(request, ScoreRequest):
-            self._enter(self._intake.score(request, now))
-            return
         held = self._held_for(request)
+        if isinstance(request, ScoreRequest):
+            job = self._intake.score(request, now, held)
+            if held is not None:
+                self._scheduler.held.hand_over(held, job.requests[0])
+            self._enter(job)
+            return
         self._check_combination(request)
         job = self._intake.generate(request, now, held)
         if held is not None:
@@ -179,9 +182,17 @@ class EngineCore:
         """Give up a row that `hold` kept. A no-op for unknown ids."""
         self._scheduler.held.release(request_id)
 
+    def end_program(self, program_id: str) -> None:
+        """Nothing of that program will be asked again: what was kept for it may go first."""
+        self._cache.end_program(program_id)
+
     def flush_cache(self) -> bool:
         """Drop every cached prefix that no running request uses. True when nothing is left in the cache."""
         return self._cache.flush()
+
+    def rest(self) -> None:
+        """Nobody has asked for anything for a while."""
+        self._executor.rest()
 
     def set_waker(self, waker: Callable[[], None]) -> None:
         """`waker()` is called, from any thread, when has_work may have become true without a call from here."""
@@ -403,7 +414,7 @@ class EngineCore:
         if most is not None and len(self._scheduler.waiting) + self._num_compiling >= most:
             raise Overloaded(f"{most} requests are waiting; try again later")
 
-    def _held_for(self, request: GenerateRequest) -> HeldRow | None:
+    def _held_for(self, request: GenerateRequest | ScoreRequest) -> HeldRow | None:
         if request.continue_from is None:
             return None
         held = self._scheduler.held.get(request.continue_from)
@@ -447,6 +458,9 @@ class EngineCore:
         metrics.pages_protected = counts.protected
         metrics.pages_owned = counts.owned
         metrics.evicted_pages = self._cache.num_evicted
+        if metrics.running:
+            metrics.held_token_steps += (counts.owned + counts.protected) * self._cache.page_size
+            metrics.computed_token_steps += int(self._table.computed[self._scheduler.running.rows].sum())
         if self.config.check_invariants:
             for problem in self.problems():
                 metrics.accounting_problems += 1

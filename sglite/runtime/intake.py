@@ -69,7 +69,7 @@ class Intake:
         params = source.sampling_params
         self._check_params(params)
         patterns = [compile_stop_regex(p) for p in params.stop_regex]
-        ids = self._prompt_ids(source.prompt) if held is None else self._continued(held, source.prompt)
+        ids = self._continued(held, source)
         wants_text = params.max_tokens != 0
         if source.truncate_prompt:
             reserve = min(params.max_tokens or int(wants_text), self._max_model_len // 2)
@@ -87,9 +87,9 @@ class Intake:
         job.num_open = params.n
         return job
 
-    def score(self, source: ScoreRequest, now: float) -> Job:
-        """The job of a scoring: one request per row of the continuations' trie."""
-        ids = self._prompt_ids(source.prompt)
+    def score(self, source: ScoreRequest, now: float, held: HeldRow | None = None) -> Job:
+        """The job of a scoring: one request per row of the continuations' trie, of which the first continues `held`."""
+        ids = self._continued(held, source)
         if len(source.continuations) > _MAX_CONTINUATIONS:
             raise InvalidRequest(f"at most {_MAX_CONTINUATIONS} continuations in one request", param="continuations")
         for tokens in source.continuations:
@@ -228,9 +228,18 @@ class Intake:
             ids = (self._tokenizer.bos_token_id,)
         return self._check_ids(ids, "prompt")
 
-    def _continued(self, held: HeldRow, prompt: str | tuple[int, ...]) -> IntArray:
-        more = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return np.concatenate([held.tokens, self._check_ids(more, "prompt")])
+    def _continued(self, held: HeldRow | None, source: GenerateRequest | ScoreRequest) -> IntArray:
+        """The whole prompt's ids, a fresh array."""
+        if held is None:
+            return self._prompt_ids(source.prompt)
+        most = len(held.tokens)
+        keep = most if source.keep is None else source.keep
+        if not 0 <= keep <= most:
+            raise InvalidRequest(f"keep must lie between 0 and the {most} tokens of the held row", param="keep")
+        if not keep:
+            return self._prompt_ids(source.prompt)
+        more = self._tokenizer.encode(source.prompt) if isinstance(source.prompt, str) else source.prompt
+        return np.concatenate([held.tokens[:keep], self._check_ids(more, "prompt")])
 
     def _check_ids(self, given: Sequence[int], param: str) -> IntArray:
         try:

@@ -69,6 +69,11 @@ class Job:
     num_prompt: int = 0  # of a scoring or warming: prompt tokens
     cached_tokens: int = 0  # of a scoring or warming: found in the cache at its first row's admission
 
+    @property
+    def since(self) -> float:
+        """When what it belongs to began, time.monotonic() seconds: a call without a program is one of its own."""
+        return self.arrival if self.program is None else self.program.arrival or self.arrival
+
 
 @dataclass(slots=True, eq=False)
 class Request:

@@ -57,6 +57,7 @@ class ScriptedClient:
         self.flushed = 0
         self.held: dict[str, tuple[int, ...]] = {}  # rows by request id, as token ids
         self.released: list[str] = []
+        self.ended: list[str] = []
         self.continued: list[tuple[int, ...]] = []  # what came to a row that went on
         self.running = 0
         self.most_running = 0
@@ -97,7 +98,11 @@ class ScriptedClient:
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         assert self.tokenizer is not None
+        request = self._whole(request)
         self.score_requests.append(request)
+        if request.hold:
+            assert isinstance(request.prompt, tuple)
+            self.held[request.request_id] = request.prompt
         prompt = self.text_of(request.prompt)
         await asyncio.sleep(self._delay_s)
         rows = []
@@ -123,11 +128,14 @@ class ScriptedClient:
         self.released.append(request_id)
         self.held.pop(request_id, None)
 
+    async def end_program(self, program_id: str) -> None:
+        self.ended.append(program_id)
+
     async def flush_cache(self) -> bool:
         self.flushed += 1
         return True
 
-    def _whole(self, request: GenerateRequest) -> GenerateRequest:
+    def _whole(self, request: Any) -> Any:
         """With the tokens of the row that it continues."""
         if request.continue_from is None:
             return request
@@ -135,7 +143,7 @@ class ScriptedClient:
             raise InvalidRequest("no such row", param="continue_from")
         assert isinstance(request.prompt, tuple)
         self.continued.append(request.prompt)
-        prompt = self.held[request.continue_from] + request.prompt
+        prompt = self.held[request.continue_from][: request.keep] + request.prompt
         return msgspec.structs.replace(request, prompt=prompt)
 
     def _answer(self, request: GenerateRequest, number: int) -> str:

@@ -56,7 +56,9 @@ class ScriptedCore:
         self.requests: list[GenerateRequest | ScoreRequest] = []
         self.aborted: list[str] = []
         self.released: list[str] = []
+        self.ended: list[str] = []
         self.closed = False
+        self.rests = 0
         self.fail_next_step: Exception | None = None
         self._running: list[_Completion] = []
         self._ready: list[RequestOutput | ScoreOutput] = []
@@ -64,6 +66,8 @@ class ScriptedCore:
     def add(self, request: GenerateRequest | ScoreRequest) -> None:
         if not request.prompt:
             raise InvalidRequest("the prompt is empty", param="prompt")
+        if request.continue_from is not None:
+            raise InvalidRequest("no row is held here", param="continue_from")
         self.requests.append(request)
         if isinstance(request, ScoreRequest):
             scores = tuple(tuple(-float(t) for t in ids) for ids in request.continuations)
@@ -88,6 +92,9 @@ class ScriptedCore:
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
+
+    def end_program(self, program_id: str) -> None:
+        self.ended.append(program_id)
 
     def warm_prefix(
         self, request_id: str, token_ids: Sequence[int], *, namespace: str = "", lease_s: float = 60.0
@@ -122,6 +129,9 @@ class ScriptedCore:
         for completion in list(self._running):
             outputs += self._advance(completion)
         return outputs
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def close(self) -> None:
         self.closed = True

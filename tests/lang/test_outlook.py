@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import sglite as sgl
 from sglite.lang.outlook import outlooks
 from tests.fakes.client import ScriptedClient
+
+
+def nothing_held(client: ScriptedClient) -> None:
+    """What a program kept is given back beside its end, not before it."""
+    for _ in range(200):
+        if not client.held and client.ended:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"held: {client.held}, ended: {client.ended}")
 
 
 @sgl.function
@@ -46,7 +56,7 @@ def test_a_compiled_program_sends_only_what_is_new() -> None:
     assert [r.program.remaining for r in client.requests if r.program] == [2, 1, 0]
     assert [r.program.wanted_again for r in client.requests if r.program] == [-1, -1, 0]
     assert [r.hold for r in client.requests] == [True, True, False]
-    assert client.held == {}
+    nothing_held(client)
     assert len(client.released) == 2
 
 
@@ -60,7 +70,7 @@ def test_compiled_and_interpreted_texts_are_the_same() -> None:
     assert client.continued
 
 
-def test_a_stop_text_that_cut_the_end_off_gives_the_row_up() -> None:
+def test_a_row_goes_on_where_a_stop_text_cut_its_end() -> None:
     client = ScriptedClient(["one. two", "x", "y"])
 
     @sgl.function
@@ -69,8 +79,10 @@ def test_a_stop_text_that_cut_the_end_off_gives_the_row_up() -> None:
 
     state = program.compile(backend=client).run()
     assert state.text() == "aonebx"
-    assert client.continued == []
-    assert client.held == {}
+    assert client.continued == [tuple(b"b")]
+    assert [(r.continue_from is not None, r.keep) for r in client.requests] == [(False, None), (True, 4)]
+    assert client.prompts == ["a", "aoneb"]
+    nothing_held(client)
 
 
 def test_a_row_that_is_gone_costs_a_new_request_and_nothing_else() -> None:
@@ -95,7 +107,7 @@ def test_what_is_appended_already_is_seen_without_compiling() -> None:
 
     at_once.run(backend=client)
     assert client.continued == [tuple(b" and "), ()]
-    assert client.held == {}
+    nothing_held(client)
 
 
 def test_a_run_that_leaves_the_graph_goes_on_step_by_step() -> None:
@@ -111,3 +123,40 @@ def test_a_run_that_leaves_the_graph_goes_on_step_by_step() -> None:
     compiled = program.compile(backend=client)
     assert not compiled.graph.complete
     assert compiled.run().text() == "ayesbmorecend"
+
+
+def test_an_agents_row_goes_on_through_what_it_reads_and_selects() -> None:
+    client = ScriptedClient(["thought", "arguments", "thought", "arguments"])
+
+    @sgl.function
+    def agent(s: Any) -> None:
+        s += "Q"
+        for _ in range(2):
+            s += "T:" + sgl.gen("thought") + "A:" + sgl.select("tool", ["x", "y"])
+            s += "(" + sgl.gen("call") + ")"
+            s += "saw " + s["call"].upper()
+
+    state = agent.run(backend=client)
+    assert state.text() == "QT:thoughtA:x(arguments)saw ARGUMENTST:thoughtA:x(arguments)saw ARGUMENTS"
+    assert [r.continue_from is not None for r in client.requests] == [False, True, True, True]
+    assert [r.continue_from is not None for r in client.score_requests] == [True, True]
+    nothing_held(client)
+    assert client.ended == [client.requests[0].program.program_id]
+
+
+def test_a_joined_fork_keeps_nothing() -> None:
+    client = ScriptedClient(delay_s=0.02)
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("plan")
+        assert s["plan"]
+        forks = s.fork(2)
+        forks += "b" + sgl.gen("x")
+        forks.join()
+        s += "c" + sgl.gen("y")
+
+    program.run(backend=client)
+    leaves = [r for r in client.requests if r.program.siblings == 2]
+    assert len(leaves) == 2
+    nothing_held(client)

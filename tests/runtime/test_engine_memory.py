@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sglite.errors import InvalidRequest
-from sglite.protocol import FinishReason
+from sglite.protocol import FinishReason, ProgramRef, ScoreRequest
+from sglite.runtime.cache.radix_tree import Namespace
 from tests.fakes.matcher import choice
 from tests.runtime.harness import Harness, greedy
 
@@ -131,6 +133,77 @@ def test_a_resumed_row_heals_what_was_appended(overlap: bool) -> None:
     assert harness.core.metrics.resumptions == 1
 
 
+@BOTH_LOOPS
+def test_a_held_row_may_go_on_from_before_its_end(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    harness.generate("tell me", request_id="t", max_tokens=9, ignore_eos=True, hold=True)
+    tokens = [*b"tell me", *harness.output("t").token_ids][:12]
+    output = harness.generate("!", continue_from="t", keep=12, max_tokens=4, ignore_eos=True)
+    assert list(output.prompt_token_ids) == [*tokens, ord("!")]
+    assert list(output.token_ids) == greedy([*tokens, ord("!")], 4)
+    assert output.usage.cached_tokens == 12
+    assert harness.core.metrics.resumptions == 1
+    with pytest.raises(InvalidRequest, match="keep"):
+        harness.add("x", continue_from="t", keep=17)
+
+
+@BOTH_LOOPS
+def test_a_scoring_goes_on_from_a_row_and_hands_it_on(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    harness.generate("tell me", request_id="t", max_tokens=5, ignore_eos=True, hold=True)
+    tokens = [*b"tell me", *harness.output("t").token_ids]
+    alone = Harness().score([*tokens, ord(":")], [b"yes", b"no", b"yet"])
+    harness.core.add(
+        ScoreRequest(
+            request_id="s",
+            prompt=tuple(b":"),
+            continuations=tuple(map(tuple, (b"yes", b"no", b"yet"))),
+            continue_from="t",
+            hold=True,
+        )
+    )
+    harness.run()
+    scored = next(o for o in harness.outputs if o.request_id == "s")
+    assert scored.logprobs == alone.logprobs
+    assert harness.core.metrics.admissions == 1  # its other rows come with the first
+    output = harness.generate("yes", continue_from="s", max_tokens=3, ignore_eos=True)
+    assert list(output.token_ids) == greedy([*tokens, *b":yes"], 3)
+    assert harness.core.metrics.resumptions == 2
+    harness.core.release("s")
+    harness.core.release("t")
+
+
+def test_what_a_program_leased_goes_first_when_it_is_over() -> None:
+    harness = Harness(num_pages=64, max_model_len=64)
+    for name in ("old", "new"):
+        ref = ProgramRef(program_id=name, arrival=1.0 if name == "old" else 2.0, wanted_again=-1)
+        harness.generate(name * 7, max_tokens=3, ignore_eos=True, program=ref)
+    harness.core.end_program("old")
+    harness.core.end_program("nobody")
+    harness.generate("other" * 6, max_tokens=2, ignore_eos=True)
+    match = harness.core._cache.match_length
+    assert match(Namespace(), np.frombuffer(b"new" * 7, np.uint8).astype(np.int32)) == 21
+    assert match(Namespace(), np.frombuffer(b"old" * 7, np.uint8).astype(np.int32)) < 21
+
+
+def test_a_young_program_waits_for_the_memory_of_older_ones_and_a_stranger_does_not() -> None:
+    harness = Harness(num_pages=64, max_model_len=64, max_rows=8)
+    ref = ProgramRef(program_id="old", arrival=1.0, wanted_again=-1)
+    harness.generate("o" * 30, max_tokens=3, ignore_eos=True, program=ref)
+    harness.add("r", max_tokens=20, ignore_eos=True)
+    harness.step()
+    young = harness.add("y" * 40, max_tokens=2, program=ProgramRef(program_id="young", arrival=2.0))
+    for _ in range(5):
+        harness.step()
+    assert not harness.pieces(young)
+    stranger = harness.add("s" * 40, max_tokens=2, ignore_eos=True)
+    for _ in range(3):
+        harness.step()
+    assert harness.output(stranger).finished
+    harness.run()
+    assert harness.output(young).finished
+
+
 def test_several_requests_may_branch_off_one_held_row() -> None:
     harness = Harness()
     harness.generate("trunk", request_id="t", max_tokens=10, ignore_eos=True, hold=True)
@@ -193,3 +266,29 @@ def test_a_held_row_expires() -> None:
     assert harness.core.metrics.held == 0
     with pytest.raises(InvalidRequest, match="whole"):
         harness.add("more", continue_from="h")
+
+
+# -- what memory is used for
+
+
+@BOTH_LOOPS
+def test_less_than_a_hundredth_of_the_room_that_rows_hold_is_unused(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, num_pages=4000, max_rows=12, max_step_tokens=256)
+    for i in range(24):
+        harness.add([i] * 64, max_tokens=128, ignore_eos=True)
+    harness.run()
+    metrics = harness.core.metrics
+    assert metrics.retractions == 0
+    assert 0.99 < metrics.computed_token_steps / metrics.held_token_steps <= 1.0
+    assert metrics.stale_tokens == 0, "an end that is known by its length is known beforehand"
+
+
+@BOTH_LOOPS
+def test_nobody_is_retracted_while_the_cache_could_give_pages(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, num_pages=400, max_rows=4, max_model_len=128)
+    for i in range(40):  # each leaves 60 pages in the cache
+        harness.add([i] * 20, max_tokens=40, ignore_eos=True)
+    harness.run()
+    metrics = harness.core.metrics
+    assert metrics.evicted_pages > 0, "the cache was full"
+    assert metrics.retractions == 0

@@ -89,6 +89,9 @@ class Recorder:
     async def release(self, request_id: str) -> None:
         await self.engine.release(request_id)
 
+    async def end_program(self, program_id: str) -> None:
+        await self.engine.end_program(program_id)
+
     async def flush_cache(self) -> bool:
         return await self.engine.flush_cache()
 

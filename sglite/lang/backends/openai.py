@@ -95,6 +95,9 @@ class _Api:
     async def release(self, request_id: str) -> None:
         """Nothing is held."""
 
+    async def end_program(self, program_id: str) -> None:
+        """Nothing is kept."""
+
     async def flush_cache(self) -> bool:
         return False
 

@@ -83,7 +83,7 @@ class RuntimeEndpoint:
         self._http = Http(base_url, api_key=api_key, timeout_s=timeout_s, verify=True if verify is None else verify)
         info = self._http.get_now("/get_model_info")
         with known_shape():
-            self._is_sglite = info.get("server") == "sglite"
+            self._is_sglite = self.shares_prompts = info.get("server") == "sglite"
             self.model_info = ModelInfo(
                 name=str(info.get("model_path", "")),
                 vocab_size=int(info.get("vocab_size") or 0),
@@ -153,6 +153,9 @@ class RuntimeEndpoint:
 
     async def release(self, request_id: str) -> None:
         """Nothing is held over HTTP."""
+
+    async def end_program(self, program_id: str) -> None:
+        """Leases end by themselves."""
 
     async def flush_cache(self) -> bool:
         await self._http.tell("/flush_cache", {})

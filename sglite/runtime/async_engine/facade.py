@@ -301,6 +301,9 @@ class Engine:
     async def release(self, request_id: str) -> None:
         self._back.send([m.Release(checked_text(request_id, "request_id"))])
 
+    async def end_program(self, program_id: str) -> None:
+        self._back.send([m.EndProgram(checked_text(program_id, "program_id"))])
+
     async def flush_cache(self) -> bool:
         return bool(await asyncio.wrap_future(self._call(m.FlushCache)))
 

@@ -92,7 +92,10 @@ class StepLoop:
         try:
             while not self._stopping:
                 self.busy = False
-                commands = self._inbox.take(0 if self._core.has_work else self._idle_time())
+                idle, began = 0.0 if self._core.has_work else self._idle_time(), time.monotonic()
+                commands = self._inbox.take(idle)
+                if not commands and idle == IDLE_TURN_S and time.monotonic() - began >= idle:
+                    self._core.rest()
                 self.busy = True
                 self._turn(commands)
         except Exception as error:
@@ -137,6 +140,8 @@ class StepLoop:
                 self._core.abort(request_id)
             case m.Release(request_id):
                 self._core.release(request_id)
+            case m.EndProgram(program_id):
+                self._core.end_program(program_id)
             case m.WarmPrefix(request_id, token_ids, namespace, lease_s):
                 self._core.warm_prefix(request_id, token_ids, namespace=namespace, lease_s=lease_s)
             case m.CompileGrammar():

@@ -29,6 +29,10 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     request_id: str
 
 
+class EndProgram(msgspec.Struct, frozen=True, tag="end_program"):
+    program_id: str
+
+
 class CompileGrammar(msgspec.Struct, frozen=True, tag="compile_grammar"):
     call_id: int
     spec: GrammarSpec
@@ -55,7 +59,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the loop now; what still runs is aborted."""
 
 
-Command = Generate | Score | Abort | Release | CompileGrammar | WarmPrefix | FlushCache | Stats | Stop
+Command = Generate | Score | Abort | Release | EndProgram | CompileGrammar | WarmPrefix | FlushCache | Stats | Stop
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

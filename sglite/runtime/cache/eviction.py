@@ -20,6 +20,11 @@ class Evictable(Protocol):
         ...
 
 
+def younger_than(since: float) -> Rank:
+    """What a program that began at `since` may evict lies below: everything but the leases of older ones."""
+    return LEASED, -since, -1.0
+
+
 class EvictionPolicy(Protocol):
     def rank(self, node: Evictable, now: float) -> Rank:
         """Smaller goes earlier. May grow at any time; one that shrinks is noticed at a lease's end only."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglite.runtime.batch import IntArray
-from sglite.runtime.cache.eviction import EvictionPolicy, LeaseThenLRU
+from sglite.runtime.cache.eviction import EvictionPolicy, LeaseThenLRU, younger_than
 from sglite.runtime.cache.page_allocator import PageAllocator
 from sglite.runtime.cache.radix_tree import Namespace, Node, RadixTree
 
@@ -79,14 +79,17 @@ class CacheManager:
             self.num_owned,
         )
 
-    def allocate(self, n: int, now: float) -> IntArray | None:
-        """n owned pages  # int32[n], evicting cached ones if need be; None (and nothing changed) when there are
-        not that many."""
+    def allocate(self, n: int, now: float, *, since: float | None = None) -> IntArray | None:
+        """n owned pages  # int32[n], evicting cached ones if need be; None when there are not that many. A program
+        that began at `since` leaves alone what older ones lease."""
         short = n - self._allocator.num_free
         if short > 0:
             if short > self._tree.num_evictable:
                 return None
-            self.num_evicted += self._tree.evict(short, now)
+            evicted = self._tree.evict(short, now, None if since is None else younger_than(since))
+            self.num_evicted += evicted
+            if evicted < short:
+                return None
         self.num_owned += n
         return self._allocator.allocate(n)
 
@@ -188,6 +191,10 @@ class CacheManager:
     def end_leases(self, prefix: Prefix, holder: str) -> None:
         """`holder` reads nothing of a locked prefix again."""
         self._tree.end_leases(prefix.node, holder)
+
+    def end_program(self, holder: str) -> None:
+        """`holder` reads nothing again."""
+        self._tree.end_all_leases(holder)
 
     def mark_done(self, prefix: Prefix, above: int) -> None:
         """Nothing reads the tokens from `above` on of a locked prefix again: they are evicted first."""

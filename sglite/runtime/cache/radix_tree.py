@@ -79,6 +79,7 @@ class RadixTree:
         self._pushes = 0
         self._heap: list[tuple[Rank, int, Node]] = []
         self._lease_ends: list[tuple[float, int, Node]] = []
+        self._held_by: dict[str, dict[Node, None]] = {}  # holder -> the nodes that it leases
         self._detached_locked: set[Node] = set()
 
     # -- reading
@@ -173,22 +174,45 @@ class RadixTree:
         self._expire_leases(now)
         known = node.leases.get(holder, (end, since))
         node.leases[holder] = max(end, known[0]), min(since, known[1])
+        self._held_by.setdefault(holder, {})[node] = None
         self._pushes += 1
         heapq.heappush(self._lease_ends, (end, self._pushes, node))
 
     def end_leases(self, node: Node, holder: str) -> None:
-        """`holder` is through with the locked path to `node`. What it alone went on with goes first now; a first part
+        """`holder` is through with the path to `node`. What it alone went on with goes first now; a first part
         that nothing splits off may be what its next run begins with, and stays."""
         path: list[Node] = []
         at: Node | None = node
         while at is not None and at.parent is not None:
             path.append(at)
             at = at.parent
-        held = [i for i, n in enumerate(path) if n.leases.pop(holder, None) is not None]
+        held = [i for i, n in enumerate(path) if self._end_lease(n, holder)]
         for n in path[: held[-1] + 1] if held else ():
             if n.leases or len(n.children) > 1 or n is path[-1]:
                 return
             n.done = True
+            self._leaf_again(n)
+
+    def end_all_leases(self, holder: str) -> None:
+        """`holder` is over: it reads nothing again."""
+        while nodes := self._held_by.get(holder):
+            node = next(reversed(nodes))
+            if node.detached or not len(node.pages):  # gone from the tree
+                self._end_lease(node, holder)
+            else:
+                self.end_leases(node, holder)
+
+    def _end_lease(self, node: Node, holder: str) -> bool:
+        nodes = self._held_by.get(holder)
+        if nodes is not None:
+            nodes.pop(node, None)
+            if not nodes:
+                del self._held_by[holder]
+        if node.leases.pop(holder, None) is None:
+            return False
+        if not node.detached:
+            self._leaf_again(node)  # its rank has shrunk
+        return True
 
     def mark_done(self, node: Node, above: int, length: int) -> None:
         """Nothing will read tokens `above` .. `length` of the path to `node` again: they go first."""
@@ -214,11 +238,12 @@ class RadixTree:
 
     # -- shrinking
 
-    def evict(self, num_pages: int, now: float) -> int:
-        """Free at least `num_pages` pages if that many are evictable. Returns how many it freed."""
+    def evict(self, num_pages: int, now: float, below: Rank | None = None) -> int:
+        """Free at least `num_pages` pages if that many are evictable (with ranks `below` that one). Returns how many it
+        freed."""
         self._expire_leases(now)
         freed = 0
-        while freed < num_pages and self._heap:
+        while freed < num_pages and self._heap and (below is None or self._heap[0][0] < below):
             rank, _, node = heapq.heappop(self._heap)
             if node.queued == rank:
                 node.queued = None
@@ -336,13 +361,14 @@ class RadixTree:
         heapq.heappush(self._heap, (rank, self._pushes, node))
 
     def _leaf_again(self, node: Node) -> None:
-        if not node.children and not node.locks and node.parent is not None:
+        if not node.children and not node.locks and node.parent is not None and len(node.pages):
             self._push(node)
 
     def _expire_leases(self, now: float) -> None:
         while self._lease_ends and self._lease_ends[0][0] <= now:
             node = heapq.heappop(self._lease_ends)[2]
-            node.leases = {holder: lease for holder, lease in node.leases.items() if lease[0] > now}
+            for holder in [holder for holder, lease in node.leases.items() if lease[0] <= now]:
+                self._end_lease(node, holder)
             if not node.locks and not node.children and not node.detached:
                 self._push(node, self._policy.rank(node, now))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglite.runtime.batch import RowLoad
+from sglite.runtime.batch import IntArray, RowLoad
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Moment, Request, RequestStatus
@@ -57,12 +57,14 @@ class Admission:
 
     def admit(self, view: RowView, budget: int, now: float) -> Admitted:
         """`view`: the rows that run already; `budget`: new tokens that the step has left."""
-        admitted = Admitted()
+        admitted, held_up = Admitted(), False
         prefilling = [self._running.requests[i] for i in view.within_prompt()] if self._cache.enabled else []
         for request in self._waiting.ordered(now):
             if budget <= 0 or not (request.row >= 0 or self._find_row()):
                 break
             if self._waiting.waits_for_siblings(request, now):
+                continue
+            if held_up and self._leaves_leases(request, now):
                 continue
             prefix = self._cache.acquire(request.namespace, request.ids[: request.reusable])
             if any(self._will_share(request, prefix, other) for other in prefilling):
@@ -74,7 +76,10 @@ class Admission:
                 continue
             if not self._place(request, prefix, now):
                 self._cache.release(prefix)
-                break
+                if not self._leaves_leases(request, now):
+                    break
+                held_up = True  # by older programs: who belongs to none is not
+                continue
             new = min(budget, first_tokens(request, prefix.length))
             budget -= new
             admitted.requests.append(request)
@@ -92,7 +97,7 @@ class Admission:
         while not self._table.num_free:
             if len(self._running) and 2 * self._held.num_rows <= self._table.max_rows:
                 return False
-            if not self._held.release_oldest():
+            if not self._held.release_youngest():
                 return False
         return True
 
@@ -117,11 +122,7 @@ class Admission:
             growth = -(-_HEADROOM_TOKENS // page) * len(self._running)
             if self._cache.available - needed < min(growth, self._cache.num_pages // 4):
                 return False
-        pages = self._cache.allocate(needed, now)
-        while pages is None and not len(self._running):
-            if not (self._held.release_oldest() or self._release_reserved(request)):
-                break
-            pages = self._cache.allocate(needed, now)
+        pages = self._find_pages(request, needed, now)
         if pages is None:
             return False
         self._count(request, prefix)
@@ -135,6 +136,25 @@ class Admission:
         self._table.load(request, np.concatenate([shared, pages]), prefix.length)
         self._running.add(request)
         return True
+
+    def _find_pages(self, request: Request, needed: int, now: float) -> IntArray | None:
+        """Of what nobody needs, then of younger programs. Where nothing runs: of anybody."""
+        since = request.job.since if self._leaves_leases(request, now) else None
+        pages = self._cache.allocate(needed, now, since=since)
+        while pages is None and self._held.release_youngest(after=request.job.since):
+            pages = self._cache.allocate(needed, now, since=since)
+        while pages is None and not len(self._running):
+            if since is not None:
+                since = None
+            elif not (self._held.release_youngest() or self._release_reserved(request)):
+                break
+            pages = self._cache.allocate(needed, now)
+        return pages
+
+    def _leaves_leases(self, request: Request, now: float) -> bool:
+        """A program does not take what older ones will read again: it would have to be computed anew, and their end
+        makes room. Those who belong to no program take it, and those who have waited for long."""
+        return request.job.program is not None and not self._waiting.has_starved(request, now)
 
     def _release_reserved(self, head: Request) -> bool:
         """Another waiting request gives up the held row that it was to continue; it is admitted like any other."""
@@ -167,10 +187,10 @@ class Admission:
                 request.job.cached_tokens = min(prefix.length, request.job.num_prompt)
         self._metrics.prompt_tokens += request.num_tokens
         self._metrics.cached_tokens += prefix.length
-        if request.prefix is None:
-            self._metrics.admissions += 1
-        else:
+        if request.prefix is not None:
             self._metrics.resumptions += 1
+        elif request.completion is not None or request.index == 0:  # a scoring's other rows come with its first
+            self._metrics.admissions += 1
 
 
 def first_tokens(request: Request, computed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class HeldRow:
     row: int
     prefix: Prefix | None
     until: float  # time.monotonic() seconds
+    since: float  # when its program began
 
 
 class HeldRows:
@@ -55,6 +57,7 @@ class HeldRows:
             row=request.row,
             prefix=request.prefix,
             until=self._clock() + self._hold_s,
+            since=request.job.since,
         )
         request.row, request.prefix = -1, None
         self._held[held.request_id] = held
@@ -76,12 +79,13 @@ class HeldRows:
         for request_id in [h.request_id for h in self._held.values() if h.until <= now]:
             self.release(request_id)
 
-    def release_oldest(self) -> bool:
-        """Pages of the oldest become evictable and its row free; its tokens are still known. False without any."""
-        oldest = next((h for h in self._held.values() if h.row >= 0 or h.prefix is not None), None)
-        if oldest is None:
+    def release_youngest(self, *, after: float = -math.inf) -> bool:
+        """The row of the program that began last gets free and its pages evictable; its tokens are still known. False
+        where none is held for a program that began `after` that moment."""
+        held = [h for h in self._held.values() if (h.row >= 0 or h.prefix is not None) and h.since > after]
+        if not held:
             return False
-        self._give_up(oldest)
+        self._give_up(max(held, key=lambda h: h.since))
         return True
 
     def _give_up(self, held: HeldRow) -> None:

@@ -20,7 +20,6 @@ from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, Sgli
 from sglite.grammar.matcher import BatchAdvancer, Matcher
 from sglite.protocol import (
     ErrorInfo,
-    GenerateRequest,
     RequestOutput,
     ScoreOutput,
 )
@@ -142,8 +141,9 @@ class OutputProcessor:
                 return dict.fromkeys(indices, False)
         else:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
-        for i, request, matcher, legal in zip(indices, requests, matchers, verdicts, strict=True):
-            if not legal or request.finished or self._has_more(request, matcher):
+        ahead = (self._table.in_flight[step.batch.rows[indices]] > 1).tolist()  # the next draw is under way
+        for i, request, matcher, legal, under_way in zip(indices, requests, matchers, verdicts, ahead, strict=True):
+            if not legal or request.finished or self._has_more(request, matcher, least=1 + under_way):
                 more[i] = legal
         return more
 
@@ -155,11 +155,11 @@ class OutputProcessor:
             self.fail(request, _request_error(error))
             return False
 
-    def _has_more(self, request: Request, matcher: Matcher) -> bool:
-        """After this token the output ends or goes on with forced text."""
+    def _has_more(self, request: Request, matcher: Matcher, *, least: int) -> bool:
+        """After this token the output ends or goes on with forced text, of so many tokens that a step is saved."""
         assert request.completion is not None
         try:
-            return matcher.finished or (request.completion.jump_forward and bool(matcher.forced()))
+            return matcher.finished or (request.completion.jump_forward and len(matcher.forced()) >= least)
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(request, _request_error(error))
             return True
@@ -338,7 +338,7 @@ class OutputProcessor:
         status, reason = self._validated(request, status, reason)
         source = request.job.source
         well = status < RequestStatus.ABORTED
-        hold = isinstance(source, GenerateRequest) and source.hold and well
+        hold = source is not None and source.hold and well and (request.completion is not None or request.index == 0)
         self._scheduler.remove(request, keep=status is not RequestStatus.FAILED, hold=hold)
         request.status = status
         if hold:
@@ -380,9 +380,13 @@ class OutputProcessor:
         return (status, reason) if why is None else (RequestStatus.SCHEMA_VIOLATION, why)
 
     def _hold(self, request: Request) -> None:
+        """What the client has: prompt and output, of a scoring its prompt."""
         completion = request.completion
-        hidden = completion is not None and completion.stop_id_hidden
-        self._scheduler.held.hold(request, request.ids[: request.num_tokens - hidden])
+        if completion is None:
+            length = request.job.num_prompt
+        else:
+            length = request.num_tokens - completion.stop_id_hidden
+        self._scheduler.held.hold(request, request.ids[:length])
 
     def _finish_scoring(self, request: Request, error: BaseException | None) -> None:
         job = request.job

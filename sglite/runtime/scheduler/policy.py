@@ -90,6 +90,9 @@ class WaitingList:
             self._dirty = False
         return self._requests
 
+    def has_starved(self, request: Request, now: float) -> bool:
+        return now - request.job.arrival >= self._max_wait_s
+
     def waits_for_siblings(self, request: Request, now: float) -> bool:
         """Its siblings were announced, are not all here yet, and it came so recently that they may still come."""
         gang = _gang(request)

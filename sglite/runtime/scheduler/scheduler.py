@@ -1,7 +1,7 @@
 """Who runs in the next step: the owner of the waiting and the running list.
 
     schedule()   1. what the running rows want, within the token budget (decoding rows first)
-                 2. pages for it; when there are not enough: held rows, then the youngest rows, give theirs up
+                 2. pages for it; without enough, held rows and then rows of the youngest program give theirs up
                  3. waiting requests, while rows, budget and pages last
                  4. the batch
 
@@ -232,10 +232,10 @@ class Scheduler:
 
     def _make_room(self) -> bool:
         """Someone gives pages up. False when nobody is left to run."""
-        if self.held.release_oldest():
+        if self.held.release_youngest():
             return True
         if len(self.running) > 1:
-            self.retract(self.running.requests[-1])
+            self.retract(max(reversed(self.running.requests), key=lambda request: request.job.since))
             return True
         request = self.running.requests[0]
         if self._table.in_flight[request.row]:  # the token under way may end it: look again when it is known
