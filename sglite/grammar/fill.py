@@ -115,7 +115,9 @@ class BatchFiller:
         verdicts: list[bool] = []
         native: list[tuple[int, LLGuidanceMatcher, int]] = []
         for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
-            if type(matcher) is LLGuidanceMatcher and matcher.takes(token_id):
+            if type(matcher) is FollowedMatcher and matcher.take_known(token_id):
+                verdicts.append(True)
+            elif type(matcher) is LLGuidanceMatcher and matcher.takes(token_id):
                 native.append((i, matcher, token_id))
                 verdicts.append(True)
             else:

@@ -75,6 +75,19 @@ class FollowedMatcher:
                 return done
         return len(token_ids)
 
+    def take_known(self, token_id: int) -> bool:
+        """Accept a token whose move is known; False: do it the long way."""
+        state = self.state
+        if state is None or self._num_stops:
+            return False
+        found = state.next.get(token_id)
+        if found is None:
+            return False
+        self.state = found
+        self.states.append(found)
+        self.tokens.append(token_id)
+        return True
+
     def _accept_stop(self) -> bool:
         if not self.can_stop:
             return False

@@ -117,8 +117,9 @@ class Automaton:
         self._tokens = follower.vocab.tokens
         self._splits = follower.splits
         self._shelf = follower.shelf
-        self._strings = follower.strings
-        self._unit, self._parts = self._strings.parts_of(self.machine.regexes)
+        self._tables = follower.strings.parts
+        self._closed = follower.strings.closed
+        self._unit, self._parts = follower.strings.parts_of(self.machine.regexes)
         self._left_of = {part: regex for regex, part in self._parts.items()} | {0: self.machine.regexes.empty}
         self._by_position: dict[Position, State | None] = {}  # None: text is forced there
         self._by_forced: dict[tuple, State] = {}
@@ -136,14 +137,14 @@ class Automaton:
             return found
         inside = state.inside
         if inside is not None:
-            table = self._strings.part(state.part)
+            table = self._tables[state.part]
             end = table.ends[token_id]
-            if end > self._strings.closed:
+            if end > self._closed:
                 return None
             room = state.room - table.adds[token_id]
             if room < 0:
                 return None
-            if end < self._strings.closed:
+            if end < self._closed:
                 return inside.states.get((end, room)) or self._within(inside, end, room, token_id)
             found = inside.next.get((state.part, token_id))
             if found is not None:
@@ -231,7 +232,7 @@ class Automaton:
         part = self._parts.get(self.machine.regexes.sequence(left)) if left else 0
         if part is None or least or tail.first != 1 << ord('"'):
             return None
-        if most is not None and not self._strings.part(part).counts_all:
+        if most is not None and not self._tables[part].counts_all:
             return None
         inside = self._insides.get((frame, tail))
         if inside is None:
@@ -277,7 +278,7 @@ class Automaton:
         closers = None if inside is None else inside.closers.get(state.part)
         if inside is None or closers is None or closers[0] < state.room:
             return None
-        table = self._strings.part(state.part)
+        table = self._tables[state.part]
         if state.room < table.most:
             return self._shelf.put(state, (table.stays | closers[1]) & table.within(state.room))
         loose = inside.loose.get(state.part)
@@ -289,7 +290,7 @@ class Automaton:
         """`words`: an engine's mask in this state; taken over."""
         inside = state.inside
         if inside is not None and inside.closers.get(state.part, _UNKNOWN) is not None:
-            table = self._strings.part(state.part)
+            table = self._tables[state.part]
             closers = words & table.closes
             enough = state.room >= table.most
             expected = table.stays | closers

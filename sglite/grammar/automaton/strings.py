@@ -25,24 +25,16 @@ _MOST_ADDS = 255  # as many characters and more are one
 
 
 class StringTables:
-    """Made once per vocabulary; the tables of a part when it is first asked for (30 ms for 152k tokens)."""
+    """Made once per vocabulary (0.15 s for 152k tokens)."""
 
     def __init__(self, tokens: tuple[bytes, ...]) -> None:
         self._tokens = tokens
         self.prefixes, self._moves = _character_states()
         self.closed, self.dead = len(self.prefixes), len(self.prefixes) + 1
-        lengths = np.array([len(token) for token in tokens], np.int64)
-        order = np.argsort(-lengths, kind="stable")
-        self._order, self._lengths = order, lengths[order]
-        self._starts = (np.cumsum(lengths) - lengths)[order]
+        self._lengths = np.array([len(token) for token in tokens], np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
         self._data = np.frombuffer(b"".join(tokens), np.uint8)
-        self._parts: dict[int, PartTable] = {}
-
-    def part(self, part: int) -> PartTable:
-        found = self._parts.get(part)
-        if found is None:
-            found = self._parts[part] = self._make(part)
-        return found
+        self.parts = [self._make(part) for part in range(len(self.prefixes))]
 
     def parts_of(self, regexes: Regexes) -> tuple[Regex, dict[Regex, int]]:
         """(the expression of one character, part by what is left of a character)."""
@@ -50,23 +42,21 @@ class StringTables:
         return unit, {regexes.follow(unit, prefix): part for part, prefix in enumerate(self.prefixes) if part}
 
     def _make(self, part: int) -> PartTable:
-        """All tokens at once, byte after byte; tokens are in the order of falling length."""
+        """All tokens at once, byte after byte."""
         size = len(self._tokens)
-        state = np.full(size, part, np.uint8)
+        ends = np.full(size, part, np.uint8)
+        ends[self._lengths == 0] = self.dead
         adds = np.zeros(size, np.int64)
-        count = size
-        for at in range(int(self._lengths[0]) if size else 0):
-            count = int(np.searchsorted(-self._lengths, -at, side="left"))  # those longer than `at`
-            before = state[:count]
-            after = self._moves[before, self._data[self._starts[:count] + at]]
-            adds[:count] += (before == 0) & (after < self.closed)
-            state[:count] = after
-        state[self._lengths == 0] = self.dead
-        ends = np.empty(size, np.uint8)
-        ends[self._order] = state
-        counted = np.empty(size, np.int64)
-        counted[self._order] = adds
-        return PartTable(ends, counted, closed=self.closed)
+        inside = np.flatnonzero(self._lengths)  # tokens that are inside so far and have more bytes
+        at = 0
+        while len(inside):
+            before = ends[inside]
+            after = self._moves[before, self._data[self._starts[inside] + at]]
+            adds[inside] += (before == 0) & (after < self.closed)
+            ends[inside] = after
+            at += 1
+            inside = inside[(after < self.closed) & (self._lengths[inside] > at)]
+        return PartTable(ends, adds, closed=self.closed)
 
 
 class PartTable:
