@@ -1,4 +1,4 @@
-"""What routes ask for by type."""
+"""What routes ask for by type. All of it is `async`: FastAPI would call plain functions on threads."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from sglite.runtime.server.auth import Tenant, require_admin
-from sglite.runtime.server.middleware import RequestRecord
 from sglite.runtime.server.service import Call, Service
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     return request.app.state.service
 
 
-def _record(request: Request) -> RequestRecord:
-    return request.state.record
-
-
-def _tenant(request: Request) -> Tenant:
+async def _tenant(request: Request) -> Tenant:
     return request.state.tenant
 
 
-def _admin(request: Request) -> Tenant:
-    tenant = _tenant(request)
+async def _admin(request: Request) -> Tenant:
+    tenant = await _tenant(request)
     require_admin(tenant)
     return tenant
 
 
-def _call(request: Request) -> Call:
-    return _service(request).call(_tenant(request), _record(request))
+async def _call(request: Request) -> Call:
+    service = await _service(request)
+    return service.call(request.state.tenant, request.state.record)
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
