@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from sglite.errors import GrammarViolation
 from sglite.grammar import bitmask
 from sglite.grammar.matcher import Bitmask, Matcher
-from sglite.grammar.residual.tracker import KEY, OUTSIDE, SCALAR, STRING, Frame, State, Step, Tracker
+from sglite.grammar.residual.tracker import KEY, OUTSIDE, SCALAR, STRING, Frame, State, Tracker
 from sglite.grammar.vocab import INERT_IN_STRING, INERT_OUTSIDE, TokenSet, Vocab
 
 _NOTHING_LEFT = "every token that the grammar allows here breaks another rule of the schema"
@@ -100,7 +100,8 @@ class WithResidual:
         wrong = self._repeating(state) if state.frame.seen.size and state.in_string else []
         suspects = self._suspects(state)
         if suspects:
-            wrong += (token_id for token_id, step in self._tried(suspects, state, row) if step is None)
+            tokens = self._vocab.tokens
+            wrong += [i for i in suspects.in_row(row) if self._tracker.step(state, self._text, tokens[i]) is None]
         if wrong:
             bitmask.clear(row, wrong)
             if not row.any():
@@ -165,21 +166,19 @@ class WithResidual:
             return vocab.later_keys_in_string
         return vocab.whole_keys if state.frame.due and state.frame.is_object else vocab.later_keys_outside
 
-    def _tried(self, suspects: TokenSet, state: State, row: Bitmask) -> Iterator[tuple[int, Step | None]]:
-        """Those of them in the row, with what they lead to."""
-        tokens = self._vocab.tokens
-        for token_id in suspects.in_row(row):
-            yield token_id, self._tracker.step(state, self._text, tokens[token_id])
-
     # --- where parts run out
 
     def _finish_fill_where_parts_run_out(self, row: Bitmask) -> None:
         """A token that ends a value and takes a comma, too, is left out where that needs a closer look; the tokens
         for the two say the same. Where nothing else is legal, it is looked at."""
-        state = self._resolved()
+        behind = self._behind_value()
+        state = self._states[-1]
         wrong = [*self._repeating(state), *self._dead(state.frame)]
         unclear: list[int] = []
-        for token_id, step in self._tried(self._suspects(state), state, row):
+        for token_id in self._suspects(state).in_row(row):
+            token = self._vocab.tokens[token_id]
+            start = behind if behind is not None and token[:1] in (b",", b"]", b"}") else state
+            step = self._tracker.step(start, self._text, token)
             if step is None:
                 wrong.append(token_id)
             elif step.went_on:
@@ -196,31 +195,35 @@ class WithResidual:
 
     def _dead(self, innermost: Frame) -> Iterator[int]:
         """Tokens that begin what has no new way to go on."""
+        extending = self._vocab.extending
         frame: Frame | None = innermost
         while frame is not None:
-            if frame.dead and frame.begin >= 0:
+            if frame.dead and frame.due:
+                quote = b'"' if frame.is_object else b""
+                for beginning in frame.dead:
+                    yield from extending(quote + beginning).tolist()
+                    yield from extending(b" " + quote + beginning).tolist()
+            elif frame.dead and frame.begin >= 0:
                 begun = bytes(self._text[frame.begin :])
                 for beginning in frame.dead:
                     if beginning.startswith(begun):
-                        yield from self._vocab.extending(beginning[len(begun) :]).tolist()
+                        yield from extending(beginning[len(begun) :]).tolist()
             frame = frame.parent
 
-    def _resolved(self) -> State:
-        """The state here, with what a comma would have to know."""
+    def _behind_value(self) -> State | None:
+        """The state that a comma would find here, told what it has to know. None where that cannot be said yet."""
         state = self._states[-1]
-        if state.in_string:
-            return state
-        ended = self._tracker.end_scalar(state, self._text)
-        if ended is None or ended.frame.pending is None:
-            return state
+        behind = None if state.in_string else self._tracker.end_scalar(state, self._text)
+        if behind is None or behind.frame.pending is None:
+            return behind
         source = _Source(self.below.fork(), len(self._text), self._vocab)
-        dead = _dead_beginnings(ended.frame, bytes(self._text), source)
+        dead = _dead_beginnings(behind.frame, bytes(self._text), source)
         if dead is None:
-            return state
-        resolved = _with_dead(state, dead)
+            return None
+        behind = _with_dead(behind, dead)
         if state.mode == OUTSIDE:
-            self._states[-1] = resolved
-        return resolved
+            self._states[-1] = behind
+        return behind
 
     def _after_pieces(self, data: bytes) -> State | None:
         state, text = self._states[-1], bytes(self._text)

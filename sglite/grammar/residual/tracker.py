@@ -1,7 +1,7 @@
 """Where in a JSON text a position is, and what stood before it that must not come again.
 
-A step makes new values and leaves the old ones as they were. The text is well-formed JSON so far as it goes, since the grammar took
-it, and each string has one spelling in it (schema/values.py), so equal keys are equal bytes.
+A step makes new values and leaves the old ones as they were. The text is well-formed JSON so far as it goes, since the
+grammar took it, and each string has one spelling in it (schema/values.py), so equal keys are equal bytes.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class _Walk:
         if frame.is_object or not frame.shape.unique:
             return True
         item = self._between(frame.begin, at)
-        value = identity(parse_json(item.decode())) if item[:1] in (b"{", b"[") else item
+        value = item if item[:1] == b'"' else identity(parse_json(item.decode()))
         if value in frame.seen or any(item.startswith(beginning) for beginning in frame.dead):
             return False
         frame = self._own_frame()

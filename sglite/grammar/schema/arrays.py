@@ -1,7 +1,8 @@
 """Arrays of a case: `[` items `]`.
 
 Without contains and uniqueItems, the first items stand one by one and the rest repeats. With contains, the
-rule's state counts matching items; with uniqueItems over few known values, a bit per value remembers it.
+rule's state counts matching items; with uniqueItems over few known values, a bit per value remembers it, over others
+the items are kept apart while they are written (distinct.py).
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglite.grammar.schema.cases import ARRAY, Case, Conjunction, Contains, Gap
+from sglite.grammar.schema.distinct import prefix_length
 from sglite.grammar.schema.expand import TooManyCases
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.shapes import Unique
 from sglite.grammar.schema.values import Json, encodable, identity
 
 if TYPE_CHECKING:
@@ -22,12 +25,20 @@ MAX_COUNT_STATES = 4000
 
 
 def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
-    if case.unique is not None and (case.max_items is None or case.max_items > 1):
+    if case.unique is None:
+        emitter.here.free |= case.max_items is None or case.max_items > 1
+    elif case.max_items is None or case.max_items > 1:
         values = _finite_items(emitter, case)
         if values is not None and not case.contains:
             _distinct(emitter, rule, case, values)
             return
-        emitter.on_gap(Gap(ARRAY, *case.unique, "uniqueItems", "its items are not few known values"))
+        gap, runs_out = _followed(emitter, case)
+        if gap is None:
+            emitter.here.unique.append(Unique(Gap(ARRAY, *case.unique, "uniqueItems", _AMBIGUOUS), runs_out))
+            emitter.here.plain_items |= runs_out
+        else:
+            emitter.here.free = True
+            emitter.on_gap(Gap(ARRAY, *case.unique, "uniqueItems", gap))
     if case.contains:
         if _count_states(case) <= MAX_COUNT_STATES:
             _counted(emitter, rule, case)
@@ -36,9 +47,27 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
     _plain(emitter, rule, case)
 
 
-def prefix_length(case: Case) -> int:
-    """From this index on all items have the same rule."""
-    return max((len(rule.prefix) for rule in case.items), default=0)
+_AMBIGUOUS = "whether items may stand twice depends on what else the value is"
+
+
+def _followed(emitter: Emitter, case: Case) -> tuple[str | None, bool]:
+    """Why items cannot be kept apart while they are written, if so, and whether they can run out."""
+    assert case.unique is not None
+    if case.unique[1] in emitter.not_followed:
+        return _AMBIGUOUS, False
+    if case.contains:
+        return "beside contains it is not followed", False
+    length = prefix_length(case)
+    last = length if case.max_items is None else min(length, case.max_items - 1)
+    places = [case.item_literals(index) for index in range(last + 1)]
+    distinct = emitter.distinct
+    if all(distinct.is_open(literals) for literals in places):
+        return None, False
+    if length or not distinct.can_be_followed(places[0]):
+        return "it is not proven that an item once begun can still become a new one", False
+    if distinct.count(places[0]) < case.min_items:
+        return f"it is not proven that {case.min_items} different items exist", False
+    return None, True
 
 
 def _plain(emitter: Emitter, rule: Rule, case: Case) -> None:
@@ -54,16 +83,16 @@ def _plain(emitter: Emitter, rule: Rule, case: Case) -> None:
         if case.max_items is not None and index >= case.max_items:
             return
         after = emitter.grammar.new_rule()
-        emitter.grammar.add(state, *_separator(emitter, index), emitter.value(case.item_literals(index)), after)
+        emitter.grammar.add(state, *_separator(emitter, index), emitter.item(index, case.item_literals(index)), after)
         state = after
-    rest = emitter.value(case.item_literals(prefix))
+    rest = emitter.item(None, case.item_literals(prefix))
     most = None if case.max_items is None else case.max_items - prefix
     least = max(case.min_items - prefix, 0)
     emitter.grammar.add(state, Repeat((emitter.item_separator, rest), least, most), CLOSE)
 
 
 def _repeated(emitter: Emitter, rule: Rule, case: Case) -> None:
-    item = emitter.value(case.item_literals(0))
+    item = emitter.item(None, case.item_literals(0))
     if case.min_items == 0:
         emitter.grammar.add(rule, OPEN, CLOSE)
     if case.max_items == 0:
@@ -121,7 +150,9 @@ def _counted(emitter: Emitter, rule: Rule, case: Case) -> None:
         if case.max_items is not None and index >= case.max_items:
             continue
         for literals, after in _counted_items(case, index, counts):
-            emitter.grammar.add(here, *_separator(emitter, index), emitter.value(literals), state(index + 1, after))
+            emitter.grammar.add(
+                here, *_separator(emitter, index), emitter.item(None, literals), state(index + 1, after)
+            )
 
 
 def _counted_items(case: Case, index: int, counts: tuple[int, ...]) -> list[tuple[Conjunction, tuple[int, ...]]]:

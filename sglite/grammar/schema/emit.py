@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from decimal import Decimal
 
 from sglite.grammar.residual.rules import ResidualRules
@@ -12,6 +12,7 @@ from sglite.grammar.schema.cases import (
     ALL_TYPES,
     ARRAY,
     BOOLEAN,
+    FRACTION,
     INTEGER,
     NULL,
     NUMBER,
@@ -21,17 +22,20 @@ from sglite.grammar.schema.cases import (
     Conjunction,
     Gap,
 )
+from sglite.grammar.schema.distinct import Distinct
 from sglite.grammar.schema.emptiness import has_no_match
 from sglite.grammar.schema.expand import Expander
 from sglite.grammar.schema.grammar import Grammar, Json, Rule, Sequence, Symbol, Terminal
 from sglite.grammar.schema.numbers import (
     MAX_DIVISOR,
+    ONE_SPELLING,
     common_multiple,
     has_multiple,
     multiple_expression,
     number_expression,
     other_than_multiples,
 )
+from sglite.grammar.schema.shapes import Conflict, Key, Parts, shapes_of
 from sglite.grammar.schema.strings import literal, meet, one_of, quoted, string_parts
 from sglite.grammar.schema.values import Json as JsonValue
 from sglite.grammar.schema.values import encodable, identity, is_integral, is_number, number_spellings, string_text
@@ -42,43 +46,68 @@ MAX_EXACT_INTEGER = 2**53  # llguidance reads bounds beside multipleOf as double
 
 
 class Emitter:
-    """`on_gap` is told of each rule that the grammar leaves out; it may raise to refuse."""
+    """`on_gap` is told of each rule that the grammar leaves out; it may raise to refuse. `not_followed`: pointers of
+    uniqueItems that are not to be followed while decoding."""
 
     def __init__(
-        self, expander: Expander, grammar: Grammar, *, whitespace: Whitespace, on_gap: Callable[[Gap], None]
+        self,
+        expander: Expander,
+        grammar: Grammar,
+        *,
+        whitespace: Whitespace,
+        on_gap: Callable[[Gap], None],
+        not_followed: Set[str] = frozenset(),
     ) -> None:
         self.expander = expander
         self.grammar = grammar
         self.on_gap = on_gap
+        self.not_followed = not_followed
+        self._start: set[Key] = set()
         self.blank = "" if whitespace == "compact" else " ?"
         self.item_separator = Terminal('","') if whitespace == "compact" else Terminal("/, ?/")
         self._open_keys = False  # some object takes keys that the schema does not name
         self._keys_run_out: dict[str, None] = {}
         self._keys_are_counted = False
-        self._rules: dict[Conjunction, Rule] = {}
+        self.distinct = Distinct(self)
+        self.parts: dict[Key, Parts] = {}
+        self.here = Parts()  # of the conjunction at hand
+        self._plain = False  # numbers of the conjunction at hand have one spelling
+        self._rules: dict[Key, Rule] = {}
         self._keys: dict[tuple[str, bool], Terminal] = {}
-        self._queue: list[tuple[Conjunction, Rule]] = []
+        self._queue: list[tuple[Key, Rule]] = []
 
     def emit(self, start: Conjunction) -> Rule:
-        rule = self.value(start)
+        rule = self._value(start, self._start)
         while self._queue:
-            literals, target = self._queue.pop()
+            key, target = self._queue.pop()
+            literals, self._plain = key
+            self.here = self.parts[key] = Parts()
             branches = self.expander.terms.plain_union(literals)
             if branches is not None:
                 for branch in branches:
-                    self.grammar.add(target, self.value((branch,)))
+                    self.grammar.add(target, self._value((branch,), self.here.same))
                 continue
             for case in self.expander.cases(literals):
                 self._case(target, case)
         return rule
 
-    def value(self, literals: Conjunction) -> Rule:
+    def item(self, index: int | None, literals: Conjunction) -> Rule:
+        """The rule of an item of the array at hand; None: of all that are not named by index."""
+        place = self.here.rest if index is None else self.here.items.setdefault(index, set())
+        return self._value(literals, place, plain=self.here.plain_items)
+
+    def key_value(self, name: str | None, literals: Conjunction) -> Rule:
+        """The rule of the value of a key of the object at hand; None: of all that are not named."""
+        return self._value(literals, self.here.other if name is None else self.here.named.setdefault(name, set()))
+
+    def _value(self, literals: Conjunction, place: set[Key], *, plain: bool = False) -> Rule:
         """The rule of the values that satisfy all of `literals`."""
-        literals = self.expander.canonical(literals)
-        found = self._rules.get(literals)
+        key = (self.expander.canonical(literals), plain or self._plain)
+        place.add(key)
+        found = self._rules.get(key)
         if found is None:
-            found = self._rules[literals] = self.grammar.new_rule()
-            self._queue.append((literals, found))
+            found = self._rules[key] = self.grammar.new_rule()
+            self._queue.append((key, found))
         return found
 
     def cases(self, literals: Conjunction) -> list[Case]:
@@ -117,9 +146,17 @@ class Emitter:
 
     @property
     def residual(self) -> ResidualRules | None:
-        if not self._open_keys:
+        """Once all is emitted. Raises Conflict."""
+        shapes = shapes_of(self.parts, next(iter(self._start)))
+        if not self._open_keys and not shapes:
             return None
-        return ResidualRules(keys_run_out=tuple(self._keys_run_out), keys_are_counted=self._keys_are_counted)
+        rules = ResidualRules(
+            keys_run_out=tuple(self._keys_run_out), keys_are_counted=self._keys_are_counted, shapes=shapes
+        )
+        if self._keys_run_out and any(shape.runs_out for shape in shapes):
+            unique = (one for part in self.parts.values() for one in part.unique if one.runs_out)
+            raise Conflict(next(unique).gap)
+        return rules
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:
         """Tell of a rule of `case` that the grammar does not hold: that of the first node with the keyword."""
@@ -149,7 +186,7 @@ class Emitter:
     def constant(self, rule: Rule, value: JsonValue) -> None:
         """Add the spellings of one value to `rule`."""
         if is_number(value):
-            for text in number_spellings(value):
+            for text in number_spellings(value)[: 1 if self._plain else None]:
                 self.grammar.add(rule, Terminal(literal(text)))
         else:
             self.grammar.add(rule, *self._spelling(value))
@@ -201,6 +238,8 @@ class Emitter:
         if expression is None:
             return
         parts = [expression, *self._other_than_multiples(case)]
+        if self._plain and types & FRACTION:
+            parts.append(ONE_SPELLING)
         own = None if divisor is None else multiple_expression(divisor, integers_only=types == INTEGER)
         if own is not None:
             parts.append(own)
@@ -209,7 +248,7 @@ class Emitter:
         elif divisor is not None:
             self.leave_out(case, "multipleOf", f"multiples of {divisor:f} have no grammar here")
         bounded = case.low is not None and case.high is not None
-        if not (bounded and case.not_multiples and self.is_empty(parts)):
+        if not (bounded and (case.not_multiples or self._plain) and self.is_empty(parts)):
             self.grammar.add(rule, Terminal(meet(parts)))
 
     def _other_than_multiples(self, case: Case) -> list[str]:

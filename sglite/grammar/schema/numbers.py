@@ -19,6 +19,8 @@ FRACTION_PART = r"(?:\.[0-9]+)?"
 # Up to 1e299: a double holds it.
 EXPONENT = "(?:[eE][+-]?(?:[0-9]{1,2}|[12][0-9]{2}))?"
 ANY_NUMBER = rf"-?{NATURAL}{FRACTION_PART}{EXPONENT}"
+# A Lark expression: no exponent, no zero that could be left out.
+ONE_SPELLING = r"/(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])/"
 MAX_DIVISOR = 20_000  # llguidance makes a lexer state per remainder: 0.1 s at 10,000, 13 s at 1,000,000
 
 

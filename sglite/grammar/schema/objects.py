@@ -97,6 +97,20 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
         _emit_free(emitter, rule, named, case.required, classes)
 
 
+def takes_any_further_key(emitter: Emitter, case: Case) -> bool:
+    """Proven: wherever an object of the case is about to end, it can go on with infinitely many other keys."""
+    if case.max_keys is not None or case.some_keys:
+        return False
+    found = _classes(emitter, case, set(key_order(case)))
+    return bool(found.kinds) and not found.run_out
+
+
+def all_keys(emitter: Emitter, case: Case) -> list[str] | None:
+    """The keys of the case's objects in order; None where others than named ones are possible."""
+    names = key_order(case)
+    return None if _classes(emitter, case, set(names)).kinds else [name for name in names if name not in case.absent]
+
+
 def _follow_free_keys(emitter: Emitter, case: Case, found: Classes) -> None:
     """Unnamed keys are kept apart while the object is written: say so, and see that enough of them exist."""
     wanted = case.min_keys - len(case.required)
@@ -318,21 +332,21 @@ def _emit_free(
     begun: Rule | None = None  # at least one of the optional keys so far, the last of them just ended
     for key in named[:where]:
         before, begun = begun, grammar.new_rule()
-        value = emitter.value(key.literals)
+        value = emitter.key_value(key.name, key.literals)
         add(begun, emitter.key(key.name, first=True), value)
         if before is not None:
             add(begun, before, emitter.key(key.name, first=False), value)
             add(begun, before)
     end: list[Symbol] = []
     for key in named[where + 1 :]:
-        pair = (emitter.key(key.name, first=False), emitter.value(key.literals))
+        pair = (emitter.key(key.name, first=False), emitter.key_value(key.name, key.literals))
         end.extend(pair if key.name in required else [Repeat(pair, 0, 1)])
     end.extend([Repeat((_any_of(emitter, classes, first=False),), 0, None)] if classes else [])
     end.append(CLOSE)
     if where < len(named):
         key = named[where]
         rest = grammar.new_rule()
-        add(rest, emitter.value(key.literals), *end)
+        add(rest, emitter.key_value(key.name, key.literals), *end)
         add(rule, OPEN, emitter.key(key.name, first=True), rest)
         if begun is not None:
             add(rule, OPEN, begun, emitter.key(key.name, first=False), rest)
@@ -348,7 +362,9 @@ def _any_of(emitter: Emitter, classes: list[KeyClass], *, first: bool) -> Rule:
     """One unnamed key with its value."""
     rule = emitter.grammar.new_rule()
     for kind in classes:
-        emitter.grammar.add(rule, emitter.free_key(kind.expression, first=first), emitter.value(kind.literals))
+        emitter.grammar.add(
+            rule, emitter.free_key(kind.expression, first=first), emitter.key_value(None, kind.literals)
+        )
     return rule
 
 
@@ -362,7 +378,7 @@ def _emit_counted(emitter: Emitter, rule: Rule, case: Case, named: list[NamedKey
     begin, going = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
     grammar.add(rule, OPEN, Rule(begin.number, "0x0"))
     for key in named:
-        value = emitter.value(key.literals)
+        value = emitter.key_value(key.name, key.literals)
         after, skipped = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
         grammar.add(begin, emitter.key(key.name, first=True), value, Rule(after.number, more), condition=room)
         grammar.add(going, emitter.key(key.name, first=False), value, Rule(after.number, more), condition=room)
@@ -438,7 +454,7 @@ class _Automaton:
         self.emitter.grammar.add(rule, *symbols, self.rule(state))
 
     def pair(self, state: _State, key: NamedKey, literals: Conjunction) -> list[Symbol]:
-        return [self.emitter.key(key.name, first=state.first), self.emitter.value(literals)]
+        return [self.emitter.key(key.name, first=state.first), self.emitter.key_value(key.name, literals)]
 
     def after(self, state: _State, name: str, *, present: bool) -> _State | None:
         presence = assign(state.presence, name, present)
@@ -467,7 +483,7 @@ class _Automaton:
             if kind.satisfies <= state.witnessed and kind.satisfies:
                 continue
             key = self.emitter.free_key(kind.expression, first=state.first)
-            add(rule, key, self.emitter.value(kind.literals), self.rule(target))
+            add(rule, key, self.emitter.key_value(None, kind.literals), self.rule(target))
 
     def finish(self, rule: Rule, state: _State) -> None:
         """Any number of unnamed keys within the limits, and the end."""

@@ -15,6 +15,7 @@ from sglite.grammar.schema.expand import Expander, IllFounded, TooManyCases, Too
 from sglite.grammar.schema.grammar import Grammar
 from sglite.grammar.schema.order import KeyOrder
 from sglite.grammar.schema.pattern import PatternError
+from sglite.grammar.schema.shapes import Conflict
 from sglite.grammar.schema.types import PreparedSchema, SchemaLimits
 from sglite.grammar.schema.values import parse_json, parse_schema_text
 from sglite.protocol import OnUnsupported, Whitespace
@@ -56,6 +57,7 @@ class _Builder:
         self.expander = self._new_expander()
         self.gaps: dict[tuple[str, str], Gap] = {}
         self.residual: ResidualRules | None = None  # known once built
+        self.not_followed: set[str] = set()  # pointers of uniqueItems that turned out ambiguous
 
     def _new_expander(self, *, coarse: bool = False) -> Expander:
         limits = self.limits
@@ -92,7 +94,13 @@ class _Builder:
 
     def _attempt(self) -> str:
         grammar = Grammar(max_rules=self.limits.max_rules)
-        emitter = Emitter(self.expander, grammar, whitespace=self.whitespace, on_gap=self._on_gap)
+        emitter = Emitter(
+            self.expander,
+            grammar,
+            whitespace=self.whitespace,
+            on_gap=self._on_gap,
+            not_followed=self.not_followed,
+        )
         try:
             lark = grammar.lark(emitter.emit((self.document.root,)))
         except IllFounded as error:
@@ -102,7 +110,12 @@ class _Builder:
             ) from None
         if lark is None:
             raise UnsupportedSchema("no value satisfies the schema", pointer="", keyword=self._first_keyword())
-        self.residual = emitter.residual
+        try:
+            self.residual = emitter.residual
+        except Conflict as conflict:
+            self._on_gap(conflict.gap)
+            self.not_followed.add(conflict.gap.pointer)
+            return self._attempt()
         return lark
 
     def _first_keyword(self) -> str:

@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from sglite.errors import UnsupportedSchema
 from sglite.grammar import bitmask, spec
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.matcher import Matcher
@@ -19,9 +20,10 @@ from tests.grammar.helpers import legal, row_of, whole
 
 # Tokens over the borders of keys, items and values.
 _SPANNING = [
-    '","', '":', '":"', '"}', '"]', '",', ',"', '{"', '["', '[{"', '},{"', '"},{"', '""', '"":', '"a"', '"a":', 'a":', 'ab', 'ab":',
-    '"a":1,"a":', '"a":1,"b":', 'a","a', 'a","b"', '{"a":1,"a":2}', '{"b":{"a":', '1,1', '1,', '[1,1]', '[1,2', '[],[]', '{},{}',
-    '{"a":1},{"a":1}', '{"a":1},{"a":2}', '"b","b"', 'b","a","b"', '"},{', '}],', '1],[1', 'true,', 'null,null', '\\"', 'a\\"":',
+    '","', '":', '":"', '"}', '"]', '",', ',"', '{"', '["', '[{"', '},{"', '"},{"', '""', '"":', '"a"', '"a":', 'a":',
+    'ab', 'ab":', '"a":1,"a":', '"a":1,"b":', 'a","a', 'a","b"', '{"a":1,"a":2}', '{"b":{"a":', '1,1', '1,', '[1,1]',
+    '[1,2', '[],[]', '{},{}', '{"a":1},{"a":1}', '{"a":1},{"a":2}', '"b","b"', 'b","a","b"', '"},{', '}],', '1],[1',
+    'true,', 'null,null', '\\"', 'a\\"":',
 ]  # fmt: skip
 
 
@@ -55,7 +57,37 @@ NAMED: dict[str, Any] = {
     "minProperties": 4,
     "type": "object",
 }
-KEYS = {"open": OPEN, "letters": LETTERS, "named": NAMED}
+WORDS: dict[str, Any] = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 3}
+PAIR: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^[ab]?$"}, "b": {"enum": [1, 11]}},
+    "required": ["b"],
+    "additionalProperties": False,
+}
+PAIRS: dict[str, Any] = {"type": "array", "items": PAIR, "uniqueItems": True, "minItems": 2}
+SMALL: dict[str, Any] = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 11}, {"pattern": "^(a|b|ab)$", "type": "string"}]},
+    "uniqueItems": True,
+    "minItems": 11,
+}
+ANY_ITEMS: dict[str, Any] = {
+    "properties": {"a": {"uniqueItems": True, "type": "array"}},
+    "required": ["a"],
+    "type": "object",
+}
+MAPS: dict[str, Any] = {"type": "array", "items": {"type": "object"}, "uniqueItems": True, "minItems": 2}
+NESTED: dict[str, Any] = {"type": "array", "items": WORDS, "uniqueItems": True, "minItems": 2}
+KEYS = {
+    "open": OPEN,
+    "letters": LETTERS,
+    "named": NAMED,
+    "words": WORDS,
+    "pairs": PAIRS,
+    "small": SMALL,
+    "any": ANY_ITEMS,
+    "maps": MAPS,
+}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +105,22 @@ KEYS = {"open": OPEN, "letters": LETTERS, "named": NAMED}
         (LETTERS, '{"a":1,"ab":1,"b":2,', False),
         (NAMED, '{"ab":null,"a":null,"a\\"":null,"b":null}', True),
         (NAMED, '{"ab":null,"a":null,"a":null,"b":null}', False),
+        (WORDS, '["a","b","ab"]', True),
+        (WORDS, '["a","b","a"]', False),
+        (PAIRS, '[{"b":1},{"b":11},{"a":"","b":1}]', True),
+        (PAIRS, '[{"b":1},{"b":1}]', False),
+        (PAIRS, '[{"a":"b","b":1},{"a":"b","b":11},{"a":"b"', False),
+        (SMALL, "[1,11,2,3,4,5,6,7,8,9,10]", True),
+        (SMALL, '[1,11,2,3,4,5,6,7,8,9,10,"a","b","ab"]', True),
+        (SMALL, '[1,11,2,3,4,5,6,7,8,9,10,"a","b","ab",', False),
+        (SMALL, '[1,11,2,3,4,5,6,7,8,9,"a",1', False),
+        (ANY_ITEMS, '{"a":[1,"1",[1],{"1":1},null],"b":[1,1]}', True),
+        (ANY_ITEMS, '{"a":[{"1":1,"2":2},{"2":2,"1":1}]}', False),
+        (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
+        (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],
 )
-def test_no_key_stands_twice(compiler, schema, text, accepted):
+def test_no_key_and_no_item_stands_twice(compiler, schema, text, accepted):
     assert whole(compiler, spec.json_schema(schema), text) == accepted
 
 
@@ -177,9 +222,34 @@ def test_forced_text_never_repeats(spanning):
     assert ord(",") not in legal(matcher, spanning.vocab.size)
 
 
-def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
-    from sglite.errors import UnsupportedSchema
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        (
+            {"type": "array", "items": {"pattern": "^[ab]$", "type": "string"}, "uniqueItems": True, "minItems": 3},
+            "/uniqueItems",
+        ),
+        ({"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "array", "maxItems": 3}]}, "/anyOf/0/uniqueItems"),
+        ({"items": {"multipleOf": 0.3}, "type": "array", "uniqueItems": True}, "/uniqueItems"),
+        (
+            {
+                "type": "array",
+                "uniqueItems": True,
+                "items": {"type": "array", "items": {"type": "object"}, "maxItems": 1},
+            },
+            "/uniqueItems",
+        ),
+    ],
+)
+def test_where_items_could_get_stuck_they_are_refused_or_validated(compiler, schema, pointer):
+    with pytest.raises(UnsupportedSchema) as caught:
+        compiler.compile_now(spec.json_schema(schema))
+    assert (caught.value.pointer, caught.value.keyword) == (pointer, "uniqueItems")
+    coverage = compiler.compile_now(spec.json_schema(schema, on_unsupported="validate")).coverage
+    assert [item.pointer for item in coverage.items if item.status == "validated"] == [pointer]
 
+
+def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
     few = {"type": "object", "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}
     assert whole(compiler, spec.json_schema({**few, "minProperties": 2}), '{"a":1,"b":1}')
     with pytest.raises(UnsupportedSchema) as caught:

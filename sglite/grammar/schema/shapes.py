@@ -1,0 +1,128 @@
+"""Which arrays of a value hold no item twice, by place: what the residual rules follow.
+
+The emitter notes for each conjunction what its grammar mentions where (`Parts`). A place of a value may be in several
+conjunctions at once, one for each case that it may turn out to be; they become one shape, if they agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sglite.grammar.residual.rules import NOTHING, Shape
+from sglite.grammar.schema.cases import Gap
+from sglite.grammar.schema.values import string_text
+
+Key = tuple[tuple[int, ...], bool]  # a conjunction, and whether its numbers have one spelling
+MAX_SHAPES = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """How an array of some case is kept free of items that stand twice."""
+
+    gap: Gap  # what to tell where it cannot be followed
+    runs_out: bool
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the grammar of one conjunction mentions."""
+
+    same: set[Key] = field(default_factory=set)  # in its own place
+    items: dict[int, set[Key]] = field(default_factory=dict)
+    rest: set[Key] = field(default_factory=set)
+    named: dict[str, set[Key]] = field(default_factory=dict)
+    other: set[Key] = field(default_factory=set)
+    unique: list[Unique] = field(default_factory=list)  # of its arrays, where that is to be followed
+    free: bool = False  # some of its arrays may hold an item twice
+    plain_items: bool = False  # numbers in its items have one spelling
+
+
+class Conflict(Exception):
+    """An array that may or may not hold an item twice, depending on what else the value is."""
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(gap.pointer)
+        self.gap = gap
+
+
+def shapes_of(parts: dict[Key, Parts], start: Key) -> tuple[Shape, ...]:
+    """Of all values under `start`; () where no array is to be followed. Raises Conflict."""
+    if not any(part.unique for part in parts.values()):
+        return ()
+    return _Shapes(parts).build(start)
+
+
+class _Shapes:
+    def __init__(self, parts: dict[Key, Parts]) -> None:
+        self.parts = parts
+        self.matters = _reaching(parts)
+        self.numbers: dict[frozenset[Key], int] = {}
+        self.queue: deque[frozenset[Key]] = deque()
+
+    def build(self, start: Key) -> tuple[Shape, ...]:
+        self.number({start})
+        shapes: list[Shape] = []
+        while self.queue:
+            shapes.append(self.shape(self.queue.popleft()))
+            if len(self.numbers) > MAX_SHAPES:
+                raise Conflict(next(u.gap for part in self.parts.values() for u in part.unique))
+        return tuple(shapes)
+
+    def number(self, keys: Iterable[Key]) -> int:
+        closed: set[Key] = set()
+        stack = list(keys)
+        while stack:
+            key = stack.pop()
+            if key not in closed:
+                closed.add(key)
+                stack.extend(self.parts[key].same)
+        if self.matters.isdisjoint(closed):
+            return NOTHING
+        place = frozenset(closed)
+        if place not in self.numbers:
+            self.numbers[place] = len(self.numbers)
+            self.queue.append(place)
+        return self.numbers[place]
+
+    def shape(self, place: frozenset[Key]) -> Shape:
+        parts = [self.parts[key] for key in place]
+        unique = [one for part in parts for one in part.unique]
+        if unique and any(part.free for part in parts):
+            raise Conflict(unique[0].gap)
+        width = max((max(part.items, default=-1) + 1 for part in parts), default=0)
+        items = tuple(
+            self.number(key for part in parts for key in part.items.get(index, part.rest)) for index in range(width)
+        )
+        names = dict.fromkeys(name for part in parts for name in part.named)
+        named = {
+            string_text(name)[1:-1]: self.number(key for part in parts for key in part.named.get(name, part.other))
+            for name in names
+        }
+        return Shape(
+            unique=bool(unique),
+            runs_out=any(one.runs_out for one in unique),
+            items=items,
+            rest=self.number(key for part in parts for key in part.rest),
+            named=named,
+            other=self.number(key for part in parts for key in part.other),
+        )
+
+
+def _reaching(parts: dict[Key, Parts]) -> set[Key]:
+    """The conjunctions with an array to be followed in them or somewhere below."""
+    above: dict[Key, set[Key]] = {}
+    for key, part in parts.items():
+        groups = [part.same, part.rest, part.other, *part.items.values(), *part.named.values()]
+        for child in set().union(*groups):
+            above.setdefault(child, set()).add(key)
+    found = {key for key, part in parts.items() if part.unique}
+    stack = list(found)
+    while stack:
+        for key in above.get(stack.pop(), ()):
+            if key not in found:
+                found.add(key)
+                stack.append(key)
+    return found
