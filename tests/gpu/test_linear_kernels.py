@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sglite.runtime.device.base import Norm
-from sglite.runtime.device.cuda.ops import CudaOps
+from sglite.runtime.device.cuda.ops import CudaOps, launch_gated
 from tests.gpu.kernels import DEVICE, DTYPE, ON_GPU, TOLERANCE, error, random
 
 ROWS = (1, 3, 16, 17, 33, 70) if ON_GPU else (1, 3, 17)
@@ -64,3 +64,15 @@ def test_no_rows_give_no_rows(ops: CudaOps) -> None:
     x, norm = random(0, 128), make_norm(128)
     assert ops.norm_linear(x, norm, random(64, 128), None).shape == (0, 64)
     assert ops.norm_gated(x, norm, random(64, 128)).shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "inputs"),
+    [(1024, 3072, 1024), (1500, 1536, 576), (2100, 200, 128)] if ON_GPU else [(150, 200, 96), (128, 136, 64)],
+)
+def test_gate_up_and_silu_of_many_rows_are_one_kernel(ops: CudaOps, rows: int, width: int, inputs: int) -> None:
+    x, weight = random(rows, inputs), random(2 * width, inputs, scale=0.05)
+    y = torch.full((rows, width), float("nan"), dtype=DTYPE, device=DEVICE)
+    launch_gated(x, weight, y, programs=132 if ON_GPU else 3)
+    gate, up = (x.float() @ weight.float().T).chunk(2, -1)
+    assert error(y, F.silu(gate) * up) < TOLERANCE

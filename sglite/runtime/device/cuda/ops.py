@@ -3,6 +3,7 @@
     1 row          row_kernel: norm, product, silu and residual in one launch
     2 .. 64 rows   a norm launch, then a skinny or wide kernel with the rest in its epilogue, where the shape allows
     more           a norm launch, cuBLAS (the residual as its addend), silu-and-multiply
+    large steps    the same, gate, up and silu in one kernel where there is a bulk copy engine (Hopper)
 
 The configurations are the best that `tests/bench/decode_step.py` measured on an H200.
 """
@@ -14,15 +15,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglite.runtime.device.base import Norm, PackedWeight
 from sglite.runtime.device.cuda.kernels.elementwise import norm_kernel, silu_kernel
+from sglite.runtime.device.cuda.kernels.gated import gated_kernel
 from sglite.runtime.device.cuda.kernels.linear import row_kernel, skinny_kernel, wide_kernel
 
 _SKINNY_ROWS = 32
 _WIDE_ROWS = 64
 _SMALL_WEIGHT = 16 << 20  # bytes
 _MANY_OUTPUTS = 65536  # an output projection
+_GATED_ROWS = 1024  # four waves of tiles for the 3,072 outputs of a small model
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class CudaOps:
 
     def __init__(self, *, pdl: bool) -> None:
         self._pdl = pdl
+        self._multiprocessors = torch.cuda.get_device_properties().multi_processor_count if pdl else 0
         self._torch = TorchOps()
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
@@ -137,6 +143,9 @@ class CudaOps:
             return y
         normed = self._norm(x, norm)
         if rows <= _WIDE_ROWS and self._wide(normed, weight, y, None, gated=True):
+            return y
+        if self._pdl and rows >= _GATED_ROWS and not (outputs % 8 or x.shape[1] % 8):
+            launch_gated(normed, weight, y, programs=self._multiprocessors)
             return y
         gate_up = F.linear(normed, weight)
         if rows:
@@ -227,3 +236,16 @@ class CudaOps:
             num_warps=4, launch_pdl=self._pdl,
         )  # fmt: skip
         return True
+
+
+def launch_gated(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, programs: int) -> None:
+    """y = silu(x @ gate.T) * (x @ up.T); weight: gate above up. Rows of all three begin at multiples of 16 bytes."""
+    rows, inputs = x.shape
+    gated_kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [128, 64]),
+        TensorDescriptor.from_tensor(weight, [128, 64]),
+        TensorDescriptor.from_tensor(y, [128, 128]),
+        rows, y.shape[1], inputs,
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, PROGRAMS=programs, STAGES=3,
+        DTYPE=tl.bfloat16 if y.dtype == torch.bfloat16 else tl.float16, num_warps=8,
+    )  # fmt: skip
