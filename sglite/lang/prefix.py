@@ -1,8 +1,8 @@
 """The part that all prompts of a batch begin with, computed once before the batch runs.
 
-The first two first prompts are compared; what they share is warmed. Everyone waits for that, unless the backend computes
-prompts that begin alike once by itself: then the prompts follow at once. The rule is in tokens: at least MIN_TOKENS, and
-the count is in each state's `usage` (cached) and `warmed_tokens`.
+The first two first prompts are compared; what they share is warmed. Everyone waits for that, unless the backend
+computes prompts that begin alike once by itself: then the prompts follow at once. The rule is in tokens: at least
+MIN_TOKENS, and the count is in each state's `usage` (cached) and `warmed_tokens`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ class Completion:
     num_logprobs: int  # -1: off
     jump_forward: bool
     include_stop: bool
+    healed_token: int = -1  # the prompt's last token, which the first one of the output has to begin with
     healed_length: int = 0  # leading characters that the prompt's text has already: those of a healed token
     skip_text: int = 0  # how many of them are still to come
     num_sent: int = 0  # output tokens that the client has

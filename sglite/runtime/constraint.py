@@ -88,15 +88,13 @@ def _healed(
 
 
 def _drop_last_prompt_token(request: Request, text: str, tokenizer: TextTokenizer) -> None:
+    """The limit stays where it was: a first token that only spells the dropped one again is none of max_tokens."""
     request.num_prompt -= 1
     request.num_tokens -= 1
     source, completion = request.job.source, request.completion
     assert completion is not None
     assert isinstance(source, GenerateRequest)
-    if source.sampling_params.max_tokens is not None:
-        # the healed token is text that the prompt had: its successor does not count against max_tokens twice
-        request.limit = min(request.limit, request.num_prompt + source.sampling_params.max_tokens)
-        request.end = request.limit - 1
+    completion.healed_token = int(request.ids[request.num_prompt])
     completion.healed_length = completion.skip_text = len(text)
     params = source.sampling_params
     context = request.ids[max(0, request.num_prompt - 8) : request.num_prompt].tolist()

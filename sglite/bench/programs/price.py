@@ -68,19 +68,23 @@ def least_tokens(calls: Sequence[Call]) -> int:
     return distinct_tokens(_computed(calls))
 
 
-def hit_rates(calls: Sequence[Call], *, capacity: int) -> tuple[float, float]:
+def hit_rates(
+    calls: Sequence[Call], warmed: Sequence[tuple[float, tuple[int, ...]]], *, capacity: int
+) -> tuple[float, float]:
     """Share of prompt tokens found in the cache, and the share that the best eviction would have found in the order
-    in which the calls were admitted. `capacity` in tokens."""
-    order = sorted((c for c in calls if c.timing.admitted), key=lambda call: call.timing.admitted)
-    asked = sum(call.usage.prompt_tokens for call in order)
+    in which the calls were admitted. `warmed`: computed ahead, at a moment; it asks for nothing. `capacity` in
+    tokens."""
+    admitted = [call for call in calls if call.timing.admitted]
+    asked = sum(call.usage.prompt_tokens for call in admitted)
     if not asked:
         return 0.0, 0.0
-    accesses: list[Access] = []
-    for call in order:
-        prompt = len(call.prompt)
-        reads = prompt - 1
-        accesses += [Access(tokens, reads if i == 0 else 0) for i, tokens in enumerate(_computed([call]))]
-    found = sum(min(call.usage.cached_tokens, len(call.prompt) - 1) for call in order)
+    timed = [(at, Access(np.array(tokens, np.int32), 0)) for at, tokens in warmed]
+    for call in admitted:
+        for number, tokens in enumerate(_computed([call])):
+            reads = len(call.prompt) - 1 if number == 0 else 0  # a scoring's options ask for the prompt once
+            timed.append((call.timing.admitted, Access(tokens, reads)))
+    accesses = [access for _, access in sorted(timed, key=lambda entry: entry[0])]
+    found = sum(min(call.usage.cached_tokens, len(call.prompt) - 1) for call in admitted)
     return found / asked, optimal_hits(accesses, capacity) / asked
 
 

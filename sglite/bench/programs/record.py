@@ -43,6 +43,8 @@ class Recorder:
         self.tokenizer = engine.tokenizer
         self.model_info = engine.model_info
         self.calls: list[Call] = []
+        self._known: dict[str, tuple[int, ...]] = {}  # what rows hold, by the request that made them
+        self.warmed: list[tuple[float, tuple[int, ...]]] = []  # (when, tokens) computed ahead
 
     async def stream_request(self, request: GenerateRequest, *, program: str = "") -> AsyncGenerator[RequestOutput]:
         submitted = time.monotonic()
@@ -53,6 +55,8 @@ class Recorder:
                 prompt = output.prompt_token_ids or prompt
                 ids += output.token_ids
                 if output.timing is not None:
+                    if request.hold:
+                        self._known[request.request_id] = (*prompt, *ids)
                     self._keep(_program(request, program), submitted, prompt, (tuple(ids),), True, output)
                 yield output
 
@@ -60,7 +64,10 @@ class Recorder:
         submitted = time.monotonic()
         output = await self.engine.score_request(request)
         assert not isinstance(request.prompt, str)
-        prompt, options = request.prompt, request.continuations
+        before = self._known[request.continue_from][: request.keep] if request.continue_from is not None else ()
+        prompt, options = (*before, *request.prompt), request.continuations
+        if request.hold:
+            self._known[request.request_id] = prompt
         self._keep(_program(request, program), submitted, prompt, options, False, output)
         return output
 
@@ -81,7 +88,9 @@ class Recorder:
         return await self.engine.compile_grammar(spec)
 
     async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
-        return await self.engine.warm_prefix(token_ids, namespace=namespace, lease_s=lease_s)
+        kept = await self.engine.warm_prefix(token_ids, namespace=namespace, lease_s=lease_s)
+        self.warmed.append((time.monotonic(), token_ids[:kept]))
+        return kept
 
     async def abort(self, request_id: str) -> None:
         await self.engine.abort(request_id)

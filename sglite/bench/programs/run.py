@@ -84,6 +84,7 @@ class Report:
 class _Measured:
     seconds: float
     calls: list[Call]
+    warmed: list[tuple[float, tuple[int, ...]]]
     counts: dict[str, float]
 
 
@@ -160,7 +161,7 @@ class Bench:
         pause_s = max(map(load.pause_s, arguments))
         least = price.least_tokens(run.calls)
         pages: int = engine.facts["num_pages"] * engine.facts["page_size"]
-        hit_rate, best = price.hit_rates(run.calls, capacity=pages)
+        hit_rate, best = price.hit_rates(run.calls, run.warmed, capacity=pages)
         return Row(
             workload=name,
             way=way,
@@ -194,7 +195,7 @@ def run_once(engine: Engine, load: Workload, arguments: list[Arguments], way: Wa
         loop.run(_calls(recorder, load, arguments, at_once))
     seconds = time.perf_counter() - began
     after = engine.stats()
-    return _Measured(seconds, recorder.calls, {name: after[name] - before[name] for name in _COUNTED})
+    return _Measured(seconds, recorder.calls, recorder.warmed, {name: after[name] - before[name] for name in _COUNTED})
 
 
 async def _calls(recorder: Recorder, load: Workload, arguments: list[Arguments], at_once: int) -> None:

@@ -153,6 +153,7 @@ class RowTable:
         """The request's tokens or its matcher changed outside of `advance`."""
         row, completion = request.row, request.completion
         self.length[row] = request.num_tokens
+        self.end[row], self.limit[row] = request.end, request.limit
         flags = int(self.flags[row]) & ~(MATCHER | PLAIN)
         if request.matcher is not None:
             flags |= MATCHER
