@@ -14,7 +14,8 @@ from sglite.grammar.schema.values import Json
 from sglite.protocol import Coverage, CoverageItem
 
 Status = Literal["mask", "rewritten", "redundant", "validated", "annotation", "unsupported"]
-_DEFINITIONS = ("$defs", "definitions")
+_NAMED = NAMED_SCHEMAS | {"$defs", "definitions"}
+_HOLDING = SCHEMA | SCHEMAS | _NAMED | {"items"}
 _ASSERTED_FORMATS = FORMAT_PATTERNS.keys() | IRREGULAR_FORMATS
 
 
@@ -24,8 +25,8 @@ def report(document: Document, terms: Terms, gaps: list[Gap]) -> Coverage:
     items: list[CoverageItem] = []
     root = document.node(document.root)
     if isinstance(root.value, dict):
-        for value, pointer, base in _subschemas(root.value, "", "", document.draft):
-            node = document.known(value, base, document.draft)
+        for value, pointer, inner in _subschemas(root.value, document.draft):
+            node = document.known(value, inner, document.draft)
             reached = node if node is not None and node.id in terms.touched else None
             items.extend(_items(value, pointer, document.draft, reached, left_out))
     seen = {item.pointer for item in items}
@@ -59,24 +60,26 @@ def _status(keyword: str, value: dict[str, Json], counted: dict[str, Json], node
     return ("rewritten" if keyword in COMBINING else "mask"), ""
 
 
-def _subschemas(
-    root: dict[str, Json], pointer: str, base: str, draft: Draft
-) -> Iterator[tuple[dict[str, Json], str, str]]:
-    """(subschema, its pointer, the base URI around it), from the root on, where a draft expects subschemas."""
-    stack: list[tuple[Json, str, str]] = [(root, pointer, base)]
+def _subschemas(root: dict[str, Json], draft: Draft) -> Iterator[tuple[dict[str, Json], str, str]]:
+    """(subschema, its pointer, the base URI within it), from the root on, where a draft expects subschemas."""
+    stack: list[tuple[Json, str, str]] = [(root, "", "")]
     while stack:
         value, pointer, base = stack.pop()
-        if not isinstance(value, dict):
+        if type(value) is not dict:
             continue
-        yield value, pointer, base
         inner = own_uri(value, base, draft)
+        yield value, pointer, inner
         children: list[tuple[Json, str, str]] = []
         for keyword, item in value.items():
+            if keyword not in _HOLDING:
+                continue
             below = f"{pointer}/{keyword}"
-            if keyword in SCHEMA or (keyword == "items" and isinstance(item, dict)):
-                children.append((item, below, inner))
-            elif (keyword in SCHEMAS or keyword == "items") and isinstance(item, list):
-                children.extend((child, f"{below}/{i}", inner) for i, child in enumerate(item))
-            elif (keyword in NAMED_SCHEMAS or keyword in _DEFINITIONS) and isinstance(item, dict):
-                children.extend((child, f"{below}/{escape(name)}", inner) for name, child in item.items())
-        stack.extend(reversed(children))
+            if type(item) is dict:
+                if keyword in _NAMED:
+                    children += [(child, f"{below}/{escape(name)}", inner) for name, child in item.items()]
+                elif keyword not in SCHEMAS:
+                    children.append((item, below, inner))
+            elif type(item) is list and (keyword in SCHEMAS or keyword == "items"):
+                children += [(child, f"{below}/{i}", inner) for i, child in enumerate(item)]
+        children.reverse()
+        stack += children

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -94,9 +94,10 @@ class Document:
     def node(self, node_id: int) -> Node:
         return self._nodes[node_id]
 
-    def known(self, value: dict[str, Json], base: str, draft: Draft) -> Node | None:
-        """The node of a subschema, where something has asked for it or for one that says the same."""
-        found = self._by_content.get((self._contents.number(value), own_uri(value, base, draft), draft))
+    def known(self, value: dict[str, Json], inner: str, draft: Draft) -> Node | None:
+        """The node of a subschema, where something has asked for it or for one that says the same. `inner`: the base
+        URI within it."""
+        found = self._by_content.get((self._contents.number(value), inner, draft))
         return None if found is None else self._nodes[found]
 
     def child(self, parent: Node, *path: str | int) -> int:
@@ -104,9 +105,7 @@ class Document:
         value: Json = parent.value
         for step in path:
             value = value[step]
-        return self._intern(
-            value, parent.pointer + "".join("/" + escape(step) for step in path), parent.base, parent.draft
-        )
+        return self._intern(value, parent.pointer, parent.base, parent.draft, path)
 
     def without(self, node: Node, keyword: str) -> int:
         """A node that says all that `node` does but for one keyword."""
@@ -128,14 +127,19 @@ class Document:
             self._targets[node.id] = self._resolve(node, keyword)
         return self._targets[node.id]
 
-    def _intern(self, value: Json, pointer: str, base: str, draft: Draft) -> int:
-        if not isinstance(value, dict | bool):
-            raise InvalidGrammar(f"at {pointer or '/'} there must be a schema (an object or a boolean)")
-        base = own_uri(value, base, draft) if isinstance(value, dict) else ""
+    def _intern(self, value: Json, pointer: str, base: str, draft: Draft, path: Sequence[str | int] = ()) -> int:
+        """`path`: from `pointer` to the value."""
+        if type(value) is dict:
+            base = own_uri(value, base, draft)
+        elif isinstance(value, bool):
+            base = ""
+        else:
+            where = pointer + joined(path)
+            raise InvalidGrammar(f"at {where or '/'} there must be a schema (an object or a boolean)")
         content = (self._contents.number(value), base, draft)
         found = self._by_content.get(content)
         if found is None:
-            found = self._by_content[content] = self._add(value, pointer, base, draft)
+            found = self._by_content[content] = self._add(value, pointer + joined(path), base, draft)
         return found
 
     def _add(self, value: dict[str, Json] | bool, pointer: str, base: str, draft: Draft) -> int:
@@ -210,7 +214,7 @@ class Document:
                 value = value[int(step)]
             else:
                 return None
-        return self._intern(value, resource.pointer + "".join("/" + escape(step) for step in steps), base, draft)
+        return self._intern(value, resource.pointer, base, draft, steps)
 
 
 def declared_draft(root: Json, default: Draft = Draft.UNSAID) -> Draft:
@@ -222,10 +226,10 @@ def declared_draft(root: Json, default: Draft = Draft.UNSAID) -> Draft:
 
 def own_uri(value: dict[str, Json], base: str, draft: Draft) -> str:
     """The base URI within a schema: its own $id (id before draft 6) or the surrounding one."""
-    if draft.ref_hides_siblings and "$ref" in value:
+    if "$ref" in value and draft.ref_hides_siblings:
         return base
-    said = value.get("id" if draft == Draft.D4 else "$id")
-    if not isinstance(said, str) or said.startswith("#"):
+    said = value.get("id" if draft is Draft.D4 else "$id")
+    if said is None or not isinstance(said, str) or said.startswith("#"):
         return base
     return urldefrag(join(base, said))[0]
 
@@ -246,6 +250,10 @@ def join(base: str, reference: str) -> str:
         return urljoin(base, reference)
     except ValueError:
         return reference
+
+
+def joined(steps: Iterable[str | int]) -> str:
+    return "".join(["/" + escape(step) for step in steps])
 
 
 def escape(step: str | int) -> str:

@@ -313,13 +313,13 @@ class Expander:
 
 
 def _apply(state: _State, term: Term, rank: Rank, path: Path) -> None:
-    match term:
-        case Holds(literal):
-            state.pending.append((literal, rank, path))
-        case Choice():
-            state.choices.append((term, rank, path))
-        case Step(run):
-            run(state.case, rank)
+    kind = type(term)
+    if kind is Step:
+        term.run(state.case, rank)
+    elif kind is Holds:
+        state.pending.append((term.literal, rank, path))
+    else:
+        state.choices.append((term, rank, path))
 
 
 def _reentry(literal: Literal, path: Path) -> int:

@@ -118,9 +118,10 @@ class Grammar:
 def _needs(symbols: Sequence) -> tuple[int, ...]:
     found: set[int] = set()
     for symbol in symbols:
-        if isinstance(symbol, Rule):
+        kind = type(symbol)
+        if kind is Rule:
             found.add(symbol.number)
-        elif isinstance(symbol, Repeat) and symbol.least:
+        elif kind is Repeat and symbol.least:
             found.update(_needs(symbol.body))
     return tuple(found)
 
@@ -129,7 +130,8 @@ class _Writer:
     def __init__(self, rules: list[_Body], productive: list[bool]) -> None:
         self.rules = rules
         self.productive = productive
-        self.terminals: dict[str, str] = {}
+        self.texts: dict[str, str] = {}  # how each terminal's expression is mentioned
+        self.terminals: dict[str, str] = {}  # those that have a name
         self.queue: list[int] = []
         self.seen: set[int] = set()
         self.used: list[int] = []  # by the rule being written, in the order of the text
@@ -164,27 +166,30 @@ class _Writer:
         return f"{text} %if {alternative.condition}" if alternative.condition else text
 
     def sequence(self, symbols: Sequence) -> str:
-        return " ".join(text for symbol in symbols if (text := self.symbol(symbol))) or '""'
+        return " ".join([text for symbol in symbols if (text := self.symbol(symbol))]) or '""'
 
     def symbol(self, symbol: Symbol) -> str:
-        match symbol:
-            case Terminal(expression):
-                return self.terminal(expression)
-            case Rule(number, argument):
-                alone = self.single_symbol(number)
-                if alone is not None:
-                    return self.symbol(alone)
-                self.used.append(number)
-                if number not in self.seen:
-                    self.seen.add(number)
-                    self.queue.append(number)
-                return f"r{number}::{argument}" if argument else f"r{number}"
-            case Json(text):
-                return f"%json {text}"
-            case Repeat(body, least, most):
-                if most == 0 or not all(self.productive[used] for used in _needs(body)):
-                    return ""
-                return f"({self.sequence(body)})" + _count(least, most)
+        kind = type(symbol)  # a match statement takes four times as long
+        if kind is Terminal:
+            return self.terminal(symbol.expression)
+        if kind is Rule:
+            return self.rule(symbol)
+        if kind is Json:
+            return f"%json {symbol.text}"
+        if symbol.most == 0 or not all(self.productive[used] for used in _needs(symbol.body)):
+            return ""
+        return f"({self.sequence(symbol.body)})" + _count(symbol.least, symbol.most)
+
+    def rule(self, symbol: Rule) -> str:
+        number = symbol.number
+        alone = self.single_symbol(number)
+        if alone is not None:
+            return self.symbol(alone)
+        self.used.append(number)
+        if number not in self.seen:
+            self.seen.add(number)
+            self.queue.append(number)
+        return f"r{number}::{symbol.argument}" if symbol.argument else f"r{number}"
 
     def single_symbol(self, number: int) -> Terminal | Json | None:
         """The terminal that is all of a rule: written in its place."""
@@ -195,9 +200,15 @@ class _Writer:
         return None
 
     def terminal(self, expression: str) -> str:
-        if expression.startswith('"') and len(expression) < 24 and expression.count('"') == 2 + expression.count('\\"'):
-            return expression
-        return self.terminals.setdefault(expression, f"T{len(self.terminals)}")
+        found = self.texts.get(expression)
+        if found is None:
+            quotes = expression.count('"') - expression.count('\\"')
+            if quotes == 2 and len(expression) < 24 and expression[0] == '"':
+                found = expression
+            else:
+                found = self.terminals[expression] = f"T{len(self.terminals)}"
+            self.texts[expression] = found
+        return found
 
 
 def _count(least: int, most: int | None) -> str:

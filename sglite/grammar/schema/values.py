@@ -7,7 +7,6 @@ equal, true is not 1.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable
 from decimal import Decimal
 from json.encoder import encode_basestring
@@ -18,21 +17,13 @@ from sglite.grammar.schema.types import SchemaLimits
 
 Json = Any
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(r"[\[\]{}]")
-
 
 def parse_schema_text(source: str, limits: SchemaLimits) -> Json:
     """The value of a schema's text. Raises InvalidGrammar or GrammarTooLarge."""
     if len(source) > limits.max_bytes:
         raise GrammarTooLarge(f"the schema has {len(source)} characters, more than {limits.max_bytes}")
-    depth = nesting_depth(source)
-    if depth > limits.max_depth:
-        raise GrammarTooLarge(f"the schema is nested {depth} deep, more than {limits.max_depth}")
-    value = parse_json(source, max_digits=limits.max_number_digits)
-    nodes = count_values(value)
-    if nodes > limits.max_nodes:
-        raise GrammarTooLarge(f"the schema holds {nodes} values, more than {limits.max_nodes}")
+    value = parse_json(source, max_digits=limits.max_number_digits)  # deep nesting ends in a RecursionError
+    _check_size(value, limits)
     return value
 
 
@@ -74,24 +65,24 @@ def _no_constant(name: str) -> Json:
     raise InvalidGrammar(f"{name} is not JSON")
 
 
-def nesting_depth(text: str) -> int:
-    depth = deepest = 0
-    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
-        depth += 1 if bracket.group() in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def count_values(value: Json) -> int:
-    count, stack = 0, [value]
-    while stack:
-        top = stack.pop()
-        count += 1
-        if isinstance(top, dict):
-            stack.extend(top.values())
-        elif isinstance(top, list):
-            stack.extend(top)
-    return count
+def _check_size(value: Json, limits: SchemaLimits) -> None:
+    """Level by level: how deep the value is nested and how many values it holds. Raises GrammarTooLarge."""
+    count, depth, level = 1, 0, [value]
+    while level:
+        below: list[Json] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                below += item.values()
+            elif kind is list:
+                below += item
+        count += len(below)
+        if count > limits.max_nodes:
+            raise GrammarTooLarge(f"the schema holds over {limits.max_nodes} values")
+        level = below
+        depth += 1
+        if depth > limits.max_depth + 1:
+            raise GrammarTooLarge(f"the schema is nested over {limits.max_depth} deep")
 
 
 def is_number(value: Json) -> bool:
@@ -134,6 +125,8 @@ def string_text(value: str) -> str:
 
 def encodable(value: Json) -> bool:
     """False when some string holds a lone surrogate, which no UTF-8 text can spell."""
+    if isinstance(value, str) and value.isascii():
+        return True
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
