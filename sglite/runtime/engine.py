@@ -32,6 +32,7 @@ from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
 from sglite.runtime.scheduler.drafts import PromptLookup
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
+from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.masks import MaskFiller
 from sglite.runtime.scheduler.outputs import OutputProcessor
 from sglite.runtime.scheduler.policy import WaitingList, make_order
@@ -105,6 +106,7 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
+            jumps=JumpPolicy(overlaps=executor.overlaps if config.overlap is None else config.overlap),
             clock=clock,
         )
         self._intake = Intake(

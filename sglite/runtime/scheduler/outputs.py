@@ -20,6 +20,7 @@ from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, Sgli
 from sglite.grammar.matcher import BatchAdvancer, Matcher
 from sglite.protocol import (
     ErrorInfo,
+    GenerateRequest,
     RequestOutput,
     ScoreOutput,
 )
@@ -35,6 +36,7 @@ from sglite.runtime.scheduler.answers import (
     warming_output,
 )
 from sglite.runtime.scheduler.delayed import DelayedMatcher
+from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.rows import MATCHER, STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
@@ -42,6 +44,7 @@ from sglite.text.types import TextTokenizer
 
 _log = logging.getLogger(__name__)
 
+_OVER = -1
 Output = RequestOutput | ScoreOutput
 
 
@@ -55,10 +58,13 @@ class OutputProcessor:
         metrics: Metrics,
         vocab_size: int,
         advancer: BatchAdvancer | None,
+        jumps: JumpPolicy,
         clock: Callable[[], float],
     ) -> None:
         """`vocab_size`: ids that a sampler can draw. `advancer`: accepts the tokens of many matchers at once."""
         self._advancer = advancer
+        self._jumps = jumps
+        self._jumping: set[int] = set()  # rows of the step being applied whose forced text enters at once
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[list(tokenizer.stop_token_ids)] = True
         self._scheduler = scheduler
@@ -86,6 +92,7 @@ class OutputProcessor:
     # -- the result of a step
 
     def apply(self, step: Step, result: StepResult) -> None:
+        self._jumping.clear()
         others, accepted = self._take_plain(step, result)
         for i in others:
             self._take_drawn(step, result, i, accepted.get(i))
@@ -141,10 +148,20 @@ class OutputProcessor:
                 return dict.fromkeys(indices, False)
         else:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
-        ahead = (self._table.in_flight[step.batch.rows[indices]] > 1).tolist()  # the next draw is under way
-        for i, request, matcher, legal, under_way in zip(indices, requests, matchers, verdicts, ahead, strict=True):
-            if not legal or request.finished or self._has_more(request, matcher, least=1 + under_way):
+        drawing = (self._table.in_flight[step.batch.rows[indices]] > 1).tolist()  # the next draw is under way
+        saved: dict[int, int] = {}
+        for i, request, matcher, legal, under_way in zip(indices, requests, matchers, verdicts, drawing, strict=True):
+            if not legal or request.finished:
                 more[i] = legal
+                continue
+            ahead = self._look_ahead(request, matcher)
+            if ahead == _OVER:
+                more[i] = True
+            elif ahead > under_way:
+                saved[i] = ahead - under_way
+        if self._jumps.pays(saved, len(step.requests)):
+            self._jumping.update(saved)
+            more.update(dict.fromkeys(saved, True))
         return more
 
     def _accepts(self, request: Request, token_id: int) -> bool:
@@ -155,14 +172,16 @@ class OutputProcessor:
             self.fail(request, _request_error(error))
             return False
 
-    def _has_more(self, request: Request, matcher: Matcher, *, least: int) -> bool:
-        """After this token the output ends or goes on with forced text, of so many tokens that a step is saved."""
+    def _look_ahead(self, request: Request, matcher: Matcher) -> int:
+        """Tokens of forced text that follow; _OVER where the output ends here."""
         assert request.completion is not None
         try:
-            return matcher.finished or (request.completion.jump_forward and len(matcher.forced()) >= least)
+            if matcher.finished:
+                return _OVER
+            return len(matcher.forced()) if request.completion.jump_forward else 0
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(request, _request_error(error))
-            return True
+            return _OVER
 
     def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
         """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the
@@ -189,12 +208,13 @@ class OutputProcessor:
             if drafts:
                 self._count_drafts(request, drafts, count - 1)
                 self._table.computed[request.row] -= drafts - (count - 1)
-        self._take_tokens(request, drawn, accepted=accepted)
+        jump = i in self._jumping or (accepted is None and self._jumps.pays({i: 1}, len(step.requests)))
+        self._take_tokens(request, drawn, accepted=accepted, jump=jump)
 
     def start(self, request: Request) -> None:
         """The matcher of a request is ready: what it forces from the start joins the prompt's computation."""
         if request.completion is not None and request.completion.jump_forward and request.matcher is not None:
-            self._take_tokens(request, [])
+            self._take_tokens(request, [], jump=True)
 
     # -- tokens
 
@@ -214,8 +234,8 @@ class OutputProcessor:
             )
         )
 
-    def _take_tokens(self, request: Request, token_ids: list[int], *, accepted: bool | None = None) -> None:
-        """Append sampled tokens and what the grammar forces after them; send them or end the request."""
+    def _take_tokens(self, request: Request, token_ids: list[int], *, jump: bool, accepted: bool | None = None) -> None:
+        """Append sampled tokens and, with `jump`, what the grammar forces after them; send them or end the request."""
         completion = request.completion
         assert completion is not None
         status = error = None
@@ -226,7 +246,7 @@ class OutputProcessor:
                 if status is not None:
                     break
             if status is None and request.matcher is not None:
-                if completion.jump_forward:
+                if jump and completion.jump_forward:
                     status = self._append_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
                     request.matcher = None  # a healed token or a bounded thinking phase has no more to say
@@ -256,6 +276,11 @@ class OutputProcessor:
         assert completion is not None
         request.append(token_id)
         self._metrics.completion_tokens += 1
+        if completion.healed_token >= 0 and request.num_output == 1 and token_id != completion.healed_token:
+            source = request.job.source  # it says more than the prompt did, so it counts
+            if isinstance(source, GenerateRequest) and source.sampling_params.max_tokens is not None:
+                request.limit -= 1
+                request.end = request.limit - 1
         matcher = request.matcher
         stops = token_id in completion.stop_ids
         if matcher is None:
