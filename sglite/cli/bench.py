@@ -40,6 +40,60 @@ def offline(
 
 
 @app.command()
+def structured(
+    model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
+    cases: str = typer.Option(
+        "mix0_32,mix20_32,mix50_32,mix100_32,extract_1,extract_32,calls_1,calls_32,strings_32,deep_32,untuned_32",
+        "--cases",
+        help="Comma-separated: mixP_N (P % of N rows constrained), extract_N, calls_N, strings_N, deep_N, untuned_N.",
+    ),
+    ways: str = typer.Option(
+        "free,cold,warm,nojump,random",
+        "--ways",
+        help="Comma-separated: free, cold, warm (memory of other prompts), nojump (forced text drawn), random (t = 1).",
+    ),
+    bystander: bool = typer.Option(True, "--bystander/--no-bystander", help="Streams beside cold hostile schemas."),
+    streams: int = typer.Option(32, "--streams", min=1, help="Free streams of the bystander test."),
+    load_format: str = typer.Option("auto", "--load-format", help="'dummy' makes random weights from config.json."),
+    device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
+    dtype: str = typer.Option("auto", "--dtype", help="Type of weights and activations."),
+    max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
+    repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs; the median counts."),
+    out: Path | None = typer.Option(None, "--out", help="Write the report as JSON."),
+) -> None:
+    """What constraints cost and what forced text gains: mixes, extraction, calls, long strings, bystanders."""
+    limit_spinning()
+    from sglite.bench.structured import bystander as beside  # torch takes a moment to load
+    from sglite.bench.structured import run as bench
+    from sglite.runtime.async_engine import Engine
+    from sglite.runtime.config import EngineConfig
+
+    known = {
+        "free": bench.Way(free=True),
+        "cold": bench.Way(),
+        "warm": bench.Way(warm=True),
+        "nojump": bench.Way(jump=False),
+        "random": bench.Way(temperature=1.0),
+    }
+    unknown = [way for way in ways.split(",") if way not in known]
+    if unknown:
+        raise typer.BadParameter(f"no way {unknown[0]!r}; there are {', '.join(known)}")
+    config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
+    with Engine(config=config) as engine:
+        chosen = [known[way] for way in ways.split(",")]
+        report = bench.run(
+            engine, cases.split(","), chosen, repeat=repeat, note=lambda text: print(text, flush=True)
+        ).as_json()
+        if bystander:
+            alone, with_others = beside.run(engine, streams=streams, arrivals=32, tokens=400)
+            report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
+            print("bystander, ms between tokens:", report["bystander"], flush=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command()
 def plot(
     reports: list[Path] = typer.Argument(..., help="Reports of `sglite bench offline`."),
     out: Path = typer.Option(..., "--out", help="The PNG to write."),

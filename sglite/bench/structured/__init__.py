@@ -1,0 +1,1 @@
+"""`sglite bench structured`: what constraints cost, and what forced text gains."""
