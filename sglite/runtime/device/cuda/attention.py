@@ -71,10 +71,12 @@ class CudaAttention:
         assert isinstance(batch, CudaForwardBatch)
         if batch.key is None:
             return self._attend_large(layer, qkv, norms, cos_sin, batch)
+        if batch.key.tree is not None:
+            q = qkv.new_empty(qkv.shape[0], self._shape.num_heads, self._shape.head_dim)
+            self._append(layer, qkv, norms, cos_sin, batch, q, None)
+            return self.tree.attend(layer, q, batch)
         if not batch.key.decode:
             self._append(layer, qkv, norms, cos_sin, batch, None, None)
-        if batch.key.tree is not None:
-            return self.tree.attend(layer, qkv, norms, cos_sin, batch)
         return self._attend_small(layer, qkv, norms, cos_sin, batch)
 
     def _attend_large(

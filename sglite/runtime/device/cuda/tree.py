@@ -14,7 +14,7 @@ import torch
 import triton
 
 from sglite.runtime.batch import Batch, IntArray
-from sglite.runtime.device.base import AttentionShape, KVCache, Norm
+from sglite.runtime.device.base import AttentionShape, KVCache
 from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch, PinnedRing, Sections, fill
 from sglite.runtime.device.cuda.kernels.tree_attention import prefix_attention_kernel, suffix_attention_kernel
 from sglite.runtime.device.cuda.tree_plan import (
@@ -43,12 +43,12 @@ class SplitWorkspace:
 
 def prefix_tile(block_m: int) -> tuple[int, int]:
     """Pipeline stages, warps."""
-    return 3, block_m // 16
+    return 5, block_m // 16
 
 
 def suffix_tile(programs: int, splits: int) -> tuple[int, int, int]:
     """Tokens a tile, pipeline stages, warps. Small, so that programs fit beside those of the prefix kernel."""
-    return 32, 2, 2
+    return 32, 2, 1
 
 
 class TreeAttention:
@@ -95,43 +95,29 @@ class TreeAttention:
         self._buffer.copy_(pinned, non_blocking=True)
         self._ring.sent()
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: CudaForwardBatch,
-    ) -> torch.Tensor:
-        """Append included if it is a decode step, else the new keys and values are in place."""
+    def attend(self, layer: int, q: torch.Tensor, batch: CudaForwardBatch) -> torch.Tensor:
+        """q: [N, num_heads, head_dim], rotated; new keys and values are in place -> [N, num_heads * head_dim]."""
         assert batch.key is not None and batch.key.tree is not None
-        shape, tokens, key, tree, views = self._shape, qkv.shape[0], batch.key, batch.key.tree, self._views
-        group = shape.num_heads // shape.num_kv_heads
-        part = qkv.new_empty(tree.items, shape.num_kv_heads, tree.block_m, shape.head_dim)
+        shape, tokens, key, tree, views = self._shape, q.shape[0], batch.key, batch.key.tree, self._views
+        k, v, table = self._cache.k[layer], self._cache.v[layer], batch.page_table
+        group, scale = shape.num_heads // shape.num_kv_heads, shape.scale * math.log2(math.e)
+        part = q.new_empty(tree.items, shape.num_kv_heads, tree.block_m, shape.head_dim)
         stat = torch.empty(part.shape[:3], dtype=torch.float32, device=part.device)
-        out = qkv.new_empty(tokens, shape.num_heads * shape.head_dim)
-        q_norm, k_norm = norms or (None, None)
-        eps = 0.0 if q_norm is None else q_norm.eps
-        scale = shape.scale * math.log2(math.e)
         stages, warps = prefix_tile(tree.block_m)
         prefix_attention_kernel[(tree.items, shape.num_kv_heads)](
-            qkv, qkv if q_norm is None else q_norm.weight, cos_sin, self._cache.k[layer], self._cache.v[layer],
-            batch.page_table, batch.starts, views["members"], views["items"], part, stat, batch.page_table.stride(0),
-            eps, scale,
+            q, k, v, table, views["members"], views["items"], part, stat, table.stride(0), scale,
             HKV=shape.num_kv_heads, GROUP=group, D=shape.head_dim, BLOCK_M=tree.block_m, BLOCK_T=BLOCK_T,
-            PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None, PDL=self._pdl, num_warps=warps,
-            launch_pdl=self._pdl,
+            PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
-        space = self._workspace
+        space, out = self._workspace, q.new_empty(tokens, shape.num_heads * shape.head_dim)
+        heads = triton.next_power_of_2(group)
         block, stages, warps = suffix_tile(tokens * shape.num_kv_heads, key.splits)
         suffix_attention_kernel[(tokens, key.splits, shape.num_kv_heads)](
-            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
-            self._cache.k[layer], self._cache.v[layer], batch.page_table, batch.rows, batch.starts, batch.slots, out,
-            views["shares"], part, stat, space.part, space.stat, space.count, batch.page_table.stride(0), eps, scale,
-            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
-            BLOCK_M=tree.block_m, BLOCK_T=block, SPLITS=key.splits, ITEMS=tree.parts, PAGE_SIZE=batch.page_size,
-            STAGES=stages, QK_NORM=norms is not None, APPEND=key.decode, PDL=self._pdl, num_warps=warps,
-            launch_pdl=self._pdl,
+            q, k, v, table, batch.rows, batch.starts, out, views["shares"], part, stat, space.part, space.stat,
+            space.count, table.stride(0), scale,
+            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, heads), D=shape.head_dim,
+            BLOCK_M=tree.block_m, BLOCK_T=block, SPLITS=key.splits, HEADS=heads, CHUNK=max(1, 32 // heads),
+            PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
         return out
 

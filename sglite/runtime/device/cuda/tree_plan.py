@@ -35,7 +35,6 @@ class TreeKey:
     """What tells graphs with shared prefixes apart."""
 
     items: int  # programs a KV head, padded
-    parts: int  # items of a row at most, padded
     block_m: int  # queries of an item
 
 
@@ -162,20 +161,15 @@ def _fit(tiles: np.ndarray, lengths: np.ndarray, target: int) -> tuple[int, int]
 def make_plan(groups: Sequence[Group], rows: IntArray, cut: Cut) -> TreePlan:
     shares = np.zeros((len(rows), SHARE_WORDS), np.int32)
     items: list[tuple[int, ...]] = []
-    most_parts, first_member = 1, 0
+    first_member = 0
     for group in groups:
         begins = range(0, group.length, cut.chunk)
-        most_parts = max(most_parts, len(begins))
         for first in range(0, len(group.members), cut.per_tile):
             tile = group.members[first : first + cut.per_tile]
             shares[tile] = [(group.length, len(items), len(begins), place) for place in range(len(tile))]
             head = first_member, len(tile), int(rows[tile[0]])
             items += [(*head, begin, min(begin + cut.chunk, group.length), 0, 0, 0) for begin in begins]
             first_member += len(tile)
-    key = TreeKey(
-        items=next(size for size in _ITEM_BUCKETS if size >= len(items)),
-        parts=max(4, 1 << (most_parts - 1).bit_length()),
-        block_m=cut.block_m,
-    )
+    key = TreeKey(next(size for size in _ITEM_BUCKETS if size >= len(items)), cut.block_m)
     members = np.concatenate([group.members for group in groups]).astype(np.int32)
     return TreePlan(key, members, np.array(items, np.int32), shares)
