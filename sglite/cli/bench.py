@@ -18,7 +18,7 @@ def offline(
     workloads: str = typer.Option(
         "start,first_json,free_1,free_32,free_256,fork64_8k,prefill_16x4k,json_1,json_32,json_256",
         "--workloads",
-        help="Comma-separated: free_N, json_N, fork64_8k, prefill_16x4k, start, first_json.",
+        help="Comma-separated: free_N, json_N, forkN_Pk, prefill_16x4k, start, first_json.",
     ),
     load_format: str = typer.Option("auto", "--load-format", help="'dummy' makes random weights from config.json."),
     out: Path | None = typer.Option(None, "--out", help="Write the report, with every single run, as JSON."),
@@ -26,13 +26,21 @@ def offline(
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
     dtype: str = typer.Option("auto", "--dtype", help="Type of weights and activations."),
     max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
+    tree_attention: bool = typer.Option(True, help="On a GPU, read a prefix that rows share once for all of them."),
 ) -> None:
     """Run workloads in this process and compare each with the floor that the machine's own rates set."""
     limit_spinning()
     from sglite.bench import offline as bench  # torch takes a moment to load
     from sglite.runtime.config import EngineConfig
 
-    config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
+    config = EngineConfig(
+        model=model,
+        load_format=load_format,
+        device=device,
+        dtype=dtype,
+        max_rows=max_rows,
+        tree_attention=tree_attention,
+    )
     report = bench.run(workloads.split(","), config, repeat=repeat, note=lambda text: print(text, flush=True))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
