@@ -44,14 +44,22 @@ class BatchFiller:
         assert bitmask.flags.c_contiguous and bitmask.dtype == np.int32 and bitmask.ndim == 2
         failures: dict[int, Exception] = {}
         bases: list[tuple[LLGuidanceMatcher, int]] = []
-        chains = [[matcher] if type(matcher) is LLGuidanceMatcher else _peel(matcher) for matcher in matchers]
-        for chain, row in zip(chains, rows, strict=True):
+        chains: list[list[Matcher]] = []
+        for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
+            chain = [matcher] if type(matcher) is LLGuidanceMatcher else _peel(matcher)
+            base = chain[-1]
+            if type(base) is FollowedMatcher and base.known_mask() is None:
+                try:
+                    chain[-1] = base.exact if base.state is None else base
+                except GrammarViolation as error:
+                    failures[i] = error
             if type(chain[-1]) is LLGuidanceMatcher:
                 bases.append((chain[-1], row))
+            chains.append(chain)
         self._fill_native(bases, bitmask)
         for i, (chain, row) in enumerate(zip(chains, rows, strict=True)):
             base = chain[-1]
-            if len(chain) == 1 and isinstance(base, LLGuidanceMatcher) and not base.needs_finish:
+            if i in failures or (len(chain) == 1 and isinstance(base, LLGuidanceMatcher) and not base.needs_finish):
                 continue
             _guard(failures, i, lambda row, chain=chain: _finish(chain, row), bitmask[row])
         return failures
@@ -96,7 +104,7 @@ class BatchFiller:
                 break
         if not asked:
             return failures
-        words = (asked[0][1].automaton.vocab.size + 31) // 32
+        words = (asked[0][1].vocab_size + 31) // 32
         if self._rows.shape[0] < len(asked) or self._rows.shape[1] != words:
             self._rows = np.empty((len(asked) + 16, words), np.int32)
         self._fill_native([(exact, row) for row, (_, _, exact) in enumerate(asked)], self._rows)
@@ -117,18 +125,33 @@ class BatchFiller:
         for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
             if type(matcher) is FollowedMatcher and matcher.take_known(token_id):
                 verdicts.append(True)
-            elif type(matcher) is LLGuidanceMatcher and matcher.takes(token_id):
-                native.append((i, matcher, token_id))
-                verdicts.append(True)
-            else:
-                verdicts.append(matcher.accept((token_id,)) == 1)
+                continue
+            try:
+                own = _native_of(matcher, token_id)
+                verdicts.append(own is not None or matcher.accept((token_id,)) == 1)
+            except GrammarViolation:  # the engine came to a limit: this one ends, the others go on
+                verdicts.append(False)
+                continue
+            if own is not None:
+                native.append((i, own, token_id))
         if native:
-            taken = self._executor.consume_token_par([(matcher.native, token_id) for _, matcher, token_id in native])
-            for (i, matcher, _), legal in zip(native, taken, strict=True):
+            taken = self._executor.consume_token_par([(own.native, token_id) for _, own, token_id in native])
+            for (i, own, token_id), legal in zip(native, taken, strict=True):
                 verdicts[i] = legal
                 if legal:
-                    matcher.consumed()
+                    own.consumed()
+                    matcher = matchers[i]
+                    if type(matcher) is FollowedMatcher:
+                        matcher.took(token_id)
         return verdicts
+
+
+def _native_of(matcher: Matcher, token_id: int) -> LLGuidanceMatcher | None:
+    """The engine's matcher, where it alone says whether the token is legal."""
+    own = matcher
+    if type(own) is FollowedMatcher and own.state is None and not own.stopped:
+        own = own.exact
+    return own if isinstance(own, LLGuidanceMatcher) and own.takes(token_id) else None
 
 
 def _guard(failures: dict[int, Exception], i: int, finish: Callable[[Bitmask], None], row: Bitmask) -> None:

@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from sglite.errors import GrammarViolation
-from sglite.grammar import bitmask
 from sglite.grammar.automaton.positions import TooManyStates
 from sglite.grammar.automaton.states import Automaton, State
 from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
+from sglite.grammar.vocab import Vocab
+
+
+class Followed(Protocol):
+    """A grammar whose automaton may be there later."""
+
+    automaton: Automaton | None
+
+    def exact_matcher(self) -> Matcher:
+        """An engine's matcher at the start."""
+        ...
 
 
 class FollowedMatcher:
     """See `sglite.grammar.matcher.Matcher`.
 
-    `state` None: the text went where the automaton does not remember, and the engine's matcher is all there is. Until
-    then that one lags behind: it is shown the tokens when it is asked something.
+    `state` None: there is no automaton yet, or the text went where it does not remember, and the engine's matcher is
+    all there is. Else that one lags behind: it is shown the tokens when it is asked something.
     """
 
     __slots__ = (
+        "_automaton",
         "_behind",
-        "_make",
+        "_grammar",
         "_num_stops",
         "_own",
-        "_stop_ids",
-        "_vocab_size",
-        "automaton",
+        "_vocab",
         "state",
         "states",
         "tokens",
     )
 
-    def __init__(self, automaton: Automaton, make: Callable[[], Matcher]) -> None:
-        """`make`: an engine's matcher at the start."""
-        self.automaton = automaton
-        self.state: State | None = automaton.start
-        self.states: list[State] = []  # after each token
+    def __init__(self, grammar: Followed, vocab: Vocab) -> None:
+        self.state: State | None = None
+        self.states: list[State] = []  # after each token, as far as they were followed
         self.tokens: list[int] = []  # accepted, without stop ids
-        self._stop_ids = frozenset(automaton.vocab.stop_ids)
-        self._vocab_size = automaton.vocab.size
-        self._make = make
+        self._grammar = grammar
+        self._vocab = vocab
+        self._automaton: Automaton | None = None
         self._own: Matcher | None = None
         self._behind = 0  # how many of `tokens` it has been shown
         self._num_stops = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Follow the automaton, if it is there by now."""
+        automaton = self._automaton = self._grammar.automaton
+        if automaton is None:
+            return
+        state: State | None = automaton.start
+        states: list[State] = []
+        try:
+            for token_id in self.tokens:
+                state = automaton.after(state, token_id)
+                if state is None:
+                    return
+                states.append(state)
+        except TooManyStates:
+            return
+        self.state, self.states = state, states
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab.size
+
+    @property
+    def stopped(self) -> bool:
+        """A stop id was accepted."""
+        return self._num_stops > 0
 
     # -- the engine's matcher
 
@@ -51,9 +86,9 @@ class FollowedMatcher:
         """The engine's matcher, at this place."""
         own = self._own
         if own is None:
-            own = self._own = self._make()
-        missing = self.tokens[self._behind :]
-        if missing:
+            own = self._own = self._grammar.exact_matcher()
+        if self._behind < len(self.tokens):
+            missing = self.tokens[self._behind :]
             taken = own.accept(missing)
             self._behind += taken
             if taken < len(missing):
@@ -71,7 +106,7 @@ class FollowedMatcher:
 
     def accept(self, token_ids: Sequence[int]) -> int:
         for done, token_id in enumerate(token_ids):
-            if not (self._accept_stop() if token_id in self._stop_ids else self._accept(token_id)):
+            if not (self._accept_stop() if token_id in self._vocab.stop_ids else self._accept(token_id)):
                 return done
         return len(token_ids)
 
@@ -95,7 +130,7 @@ class FollowedMatcher:
         return True
 
     def _accept(self, token_id: int) -> bool:
-        if self._num_stops or not 0 <= token_id < self._vocab_size:
+        if self._num_stops or not 0 <= token_id < self._vocab.size:
             return False
         state = self.state
         if state is not None:
@@ -114,13 +149,14 @@ class FollowedMatcher:
             return True
         if not self.exact.accept((token_id,)):
             return False
-        self.tokens.append(token_id)
-        self._behind += 1
+        self.took(token_id)
         return True
 
     def _look(self, state: State, token_id: int) -> State | None:
-        found = self.automaton.after(state, token_id)
-        if found is not None and not self.automaton.machine.exact:
+        automaton = self._automaton
+        assert automaton is not None
+        found = automaton.after(state, token_id)
+        if found is not None and not automaton.machine.exact:
             if not self.exact.accept((token_id,)):
                 state.next.pop(token_id, None)
                 return None
@@ -137,12 +173,13 @@ class FollowedMatcher:
             assert self._own is not None
             self._own.rollback(self._behind - left)
             self._behind = left
-        if self.state is not None or left <= len(self.states):
+        if self._automaton is not None and left <= len(self.states):
             del self.states[left:]
-            self.state = self.states[-1] if self.states else self.automaton.start
+            self.state = self.states[-1] if self.states else self._automaton.start
 
     def fork(self) -> FollowedMatcher:
-        twin = FollowedMatcher(self.automaton, self._make)
+        twin = FollowedMatcher(self._grammar, self._vocab)
+        twin._automaton = self._automaton
         twin.state, twin.states, twin.tokens = self.state, list(self.states), list(self.tokens)
         twin._own = None if self._own is None else self._own.fork()
         twin._behind, twin._num_stops = self._behind, self._num_stops
@@ -158,14 +195,23 @@ class FollowedMatcher:
 
     def known_mask(self) -> SharedMask | None:
         """The mask, where it takes no engine to tell."""
-        if self._num_stops:
-            return self.automaton.stop_mask
-        return None if self.state is None else self.automaton.mask(self.state)
+        if self._automaton is None:
+            self._begin()
+        automaton = self._automaton
+        if automaton is None or self.state is None:
+            return None
+        return automaton.stop_mask if self._num_stops else automaton.mask(self.state)
 
     def learn(self, row: Bitmask) -> SharedMask | None:
         """`row` holds what the engine's matcher says here."""
-        assert row.shape == (bitmask.words(self._vocab_size),)
-        return None if self.state is None or self._num_stops else self.automaton.learn(self.state, row.copy())
+        if self._automaton is None or self.state is None or self._num_stops:
+            return None
+        return self._automaton.learn(self.state, row.copy())
+
+    def took(self, token_id: int) -> None:
+        """The engine's matcher, being all there is, took one token by another way."""
+        self.tokens.append(token_id)
+        self._behind += 1
 
     def forced(self) -> list[int]:
         state = self.state

@@ -14,6 +14,7 @@ from functools import reduce
 from operator import and_, or_
 
 from sglite.grammar.automaton.utf8 import byte_sequences
+from sglite.grammar.schema.pattern_text import UNIT
 
 _ALL_BYTES = (1 << 256) - 1
 
@@ -62,6 +63,7 @@ class Regexes:
     def __init__(self, most: int) -> None:
         self.most = most
         self._known: dict[tuple, Regex] = {}
+        self._parsed: dict[str, Regex] = {}
         self.nothing = self._make("set", (0,), nullable=False)  # no text at all
         self.empty = self._make("empty", (), nullable=True)
         self.everything = self._make("not", (self.nothing,), nullable=True)
@@ -189,7 +191,13 @@ class Regexes:
     # -- Rust syntax, as far as our front end writes it
 
     def parse(self, text: str) -> Regex:
-        """Raises ValueError for anything that is not surely understood."""
+        """Raises ValueError for anything that is not surely understood. Remembers."""
+        found = self._parsed.get(text)
+        if found is None:
+            found = self._parsed[text] = self._parse(text)
+        return found
+
+    def _parse(self, text: str) -> Regex:
         parser = _Parser(self, text)
         found = parser.alternatives()
         if not parser.over:
@@ -257,6 +265,9 @@ class _Parser:
         return int(least), (int(most) if most else None) if comma else int(least)
 
     def _atom(self) -> Regex:
+        if self.text.startswith(UNIT, self.at) and self.text != UNIT:
+            self.at += len(UNIT)
+            return self.regexes.parse(UNIT)  # most of what there is to read
         if self._take("(?:"):
             inner = self.alternatives()
             if not self._take(")"):

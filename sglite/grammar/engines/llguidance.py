@@ -191,8 +191,9 @@ class LLGuidanceGrammar:
     """What is shared by all completions under one constraint. `automaton`: its positions, where they can be followed;
     a full one is replaced.
 
-    Reading a grammar for its automaton takes longer than compiling it (6 ms at the median of real schemas, 100 ms and
-    more for some) and pays from the second completion on: so that is when it is begun, in a thread.
+    Reading a grammar for its automaton takes about as long as compiling it (1 to 3 ms for typical schemas, more for
+    large ones). A short one is read at once. A long one pays from the second completion on, so that is when it is
+    begun, in a thread; completions under way follow it from when it is there.
     """
 
     spec: GrammarSpec
@@ -208,24 +209,28 @@ class LLGuidanceGrammar:
         self.completions += 1
         if self.follower is None:
             return self.exact_matcher()
-        if self.automaton is None:
-            if self.completions == 2:
-                threading.Thread(target=self._read, name="sglite-follow", daemon=True).start()
-            return self.exact_matcher()
-        if self.automaton.full:
-            self.automaton = self.follower.automaton(self.text)
-            return self.matcher()
-        return FollowedMatcher(self.automaton, self.exact_matcher)
+        if self.automaton is None and self.completions == 2:
+            threading.Thread(target=self._read, name="sglite-follow", daemon=True).start()
+        elif self.automaton is not None and self.automaton.full:
+            self._read()
+        return FollowedMatcher(self, self.vocab)
+
+    def read_if_short(self) -> None:
+        if self.follower is not None and len(self.text) <= _SHORT_TEXT:
+            self._read()
 
     def _read(self) -> None:
         assert self.follower is not None
         self.automaton = self.follower.automaton(self.text)
+        if self.automaton is None:
+            self.follower = None
 
     def exact_matcher(self) -> LLGuidanceMatcher:
         native, lock_group = self.templates.copy()
         return LLGuidanceMatcher(native, self.vocab, lock_group)
 
 
+_SHORT_TEXT = 4096  # characters of a grammar that is read at once
 _SPARE_TEMPLATES = 512  # about 0.3 MB each
 _CHEAP_TEMPLATE_S = 0.005
 
@@ -272,6 +277,7 @@ class LLGuidanceEngine:
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, grammar, self._follower)
         if self._follower is None or spec.kind != "json_schema":
             found.follower = None
+        found.read_if_short()
         return found
 
     def _try_first_token(self, template: llguidance.LLMatcher) -> None:
