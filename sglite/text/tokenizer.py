@@ -19,6 +19,7 @@ import tokenizers
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from sglite.text.chat import ChatTemplate
 
+_LONG_TEXT = 2_000  # characters from which the call that frees the interpreter lock (and has no offsets) is quicker
 _SPACE = "\u2581"  # sentencepiece writes a blank as this
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -98,7 +99,9 @@ class Tokenizer:
                 f"the text has a lone surrogate at character {error.start}, which no encoding holds", param="prompt"
             ) from None
         if parse_special or self._spells_added is None or self._spells_added.search(text) is None:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < _LONG_TEXT:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return (self._prefix if add_special_tokens else []) + self._encode_plain(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -20,7 +20,10 @@ import jsonschema
 import openai
 import psutil
 import pydantic
+import pydantic_ai
 import pytest
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 pytestmark = pytest.mark.model
 
@@ -91,8 +94,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0)
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0) as made:
+        yield made
 
 
 def test_a_pydantic_class_is_filled(client: openai.OpenAI) -> None:
@@ -148,14 +152,86 @@ def test_own_constraints_go_as_extra_body(client: openai.OpenAI, field: str, val
     assert re.fullmatch(pattern, answer.choices[0].message.content or "")
 
 
-def test_anthropic(server: Server) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", timeout=120)
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", timeout=120) as client:
+        yield client
+
+
+def test_anthropic(claude: anthropic.Anthropic) -> None:
     tools = [{"name": "add", "input_schema": SUM}]
-    answer = client.messages.create(
+    answer = claude.messages.create(
         model="m", max_tokens=200, messages=ASK, tools=tools, tool_choice={"type": "tool", "name": "add"}
     )
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     jsonschema.validate(call.input, SUM)
+
+
+def test_anthropic_streams_what_it_says_whole(claude: anthropic.Anthropic) -> None:
+    greedy = {"temperature": 0}  # this client has no argument for it any more
+    body = {"model": "m", "max_tokens": 24, "messages": ASK, "system": "Be brief.", "extra_body": greedy}
+    whole = claude.messages.create(**body)
+    with claude.messages.stream(**body) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+    tools = [{"name": "add", "input_schema": SUM}]
+    with claude.messages.stream(**{**body, "max_tokens": 200}, tools=tools, tool_choice={"type": "any"}) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    for block in final.content:
+        jsonschema.validate(block.input, SUM)
+
+
+async def test_openai_async(server: Server) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        body = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 24}
+        whole, parsed = await asyncio.gather(
+            client.chat.completions.create(**body),
+            client.chat.completions.parse(**{**body, "max_tokens": 100}, response_format=Person),
+        )
+        stream = await client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+        assert isinstance(parsed.choices[0].message.parsed, Person)
+
+
+def test_openai_runs_a_tool_and_streams_the_call(client: openai.OpenAI) -> None:
+    body = {"model": "m", "tools": [TOOL], "temperature": 0, "max_tokens": 200}
+    choice = {"type": "function", "function": {"name": "add"}}
+    with client.chat.completions.stream(**body, messages=ASK, tool_choice=choice) as stream:
+        final = stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls
+    assert final.choices[0].finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(call.function.arguments), SUM)
+    messages = [*ASK, final.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "5"}]
+    answer = client.chat.completions.create(**body, messages=messages, tool_choice="none")
+    assert answer.choices[0].message.content
+    assert not answer.choices[0].message.tool_calls
+
+
+def test_openai_responses(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="m", input="Ada is 36 years old.", text_format=Person, temperature=0)
+    assert isinstance(parsed.output_parsed, Person)
+    with client.responses.stream(model="m", input="Say hi.", max_output_tokens=8, temperature=0) as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final = events[-1].response
+    assert final.output_text == text
+    assert events[-1].type == ("response.incomplete" if final.usage.output_tokens == 8 else "response.completed")
+    tool = {"type": "function", "name": "add", "parameters": SUM, "strict": True}
+    answer = client.responses.create(model="m", input="2 + 3?", tools=[tool], tool_choice="required", temperature=0)
+    jsonschema.validate(json.loads(answer.output[0].arguments), SUM)
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
+async def test_pydantic_ai(server: Server, kind: type) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        model = kind("m", provider=OpenAIProvider(openai_client=client))
+        settings = {"temperature": 0.0, "max_tokens": 200}
+        for output in (pydantic_ai.NativeOutput(Person), pydantic_ai.ToolOutput(Person)):
+            agent = pydantic_ai.Agent(model, output_type=output, model_settings=settings)
+            assert isinstance((await agent.run("Ada is 36 years old.")).output, Person)
 
 
 def test_instructor(client: openai.OpenAI) -> None:
@@ -224,15 +300,40 @@ def test_a_killed_engine_is_told_at_once_and_comes_back(server: Server) -> None:
     asking.start()
     time.sleep(1.5)
     killed = time.monotonic()
-    server.engine().kill()
+    engine = server.engine()
+    workers = engine.children(recursive=True)
+    engine.kill()
     asking.join(30)
     assert result["status"] == 503
     assert result["at"] - killed < 2
     assert httpx.get(f"{server.url}/health", timeout=30).status_code == 503
+    assert httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 503
+    _, left = psutil.wait_procs(workers, timeout=10)
+    assert not left, "its grammar workers end with it"
     end = time.monotonic() + 120
     while httpx.get(f"{server.url}/health", timeout=30).status_code != 200:
         assert time.monotonic() < end
         time.sleep(0.5)
+
+
+def test_a_termination_lets_running_answers_finish_and_nobody_new_in() -> None:
+    server = Server("--engine", "process")
+    children = server.children()
+    body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: {")
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=10).raise_for_status()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert sum('"text"' in line for line in rest) > 20
+    assert server.process.wait(30) == 0
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+    server.process.stderr.close()  # type: ignore[union-attr]
 
 
 def test_two_interrupts_end_it_now() -> None:

@@ -460,3 +460,13 @@ async def test_other_calls_check_what_they_are_given_too(engine: Engine) -> None
         with pytest.raises(InvalidRequest, match="request_id"):
             await call(7)  # type: ignore[arg-type]
     assert (await engine.generate_async("ab", {"max_tokens": 2})).text
+
+
+def test_an_engine_that_nobody_asks_may_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglite.runtime.async_engine.loop.IDLE_TURN_S", 0.02)
+    core = ScriptedCore()
+    with scripted_engine(core=core):
+        deadline = time.monotonic() + 5
+        while not core.rests and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert core.rests

@@ -183,9 +183,11 @@ def _unknown(name: str) -> InvalidRequest:
 
 
 def _plain(field: str, value: Any) -> Any:
-    if field in _TEXT_FIELDS:
-        return (value,) if isinstance(value, str) else tuple(value or ())
-    if field == "stop_token_ids":
+    if field in (*_TEXT_FIELDS, "stop_token_ids"):
+        if isinstance(value, str) and field in _TEXT_FIELDS:
+            return (value,)
+        if not isinstance(value, list | tuple | set | frozenset | None):
+            raise InvalidRequest(f"{field} must be a list, not {_short(value)}", param=field)
         return tuple(value or ())
     if field == "logit_bias" and value is not None:
         try:

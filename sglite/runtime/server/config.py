@@ -52,6 +52,10 @@ class ServerConfig:
     max_running: int = option(256, "Requests handed to the engine at once; the others wait their turn.")
     max_waiting: int = option(512, "Requests that may wait; more get 429 at once.")
     max_waiting_tokens: int = option(2_000_000, "Prompt tokens that may wait; more get 429 at once.")
+    max_connections: int = option(4096, "Connections at once, idle ones included; more get 503.")
+    max_header_bytes: int = option(64 * 1024, "Largest head of a request.")
+    receive_timeout_s: float = option(30.0, "Longest a request may take to arrive, its body included.")
+    write_timeout_s: float = option(60.0, "A client that takes nothing of its answer for that long is cut off.")
     request_timeout_s: float = option(600.0, "Longest a request may take from arrival to its last token.")
     drain_timeout_s: float = option(30.0, "Longest SIGTERM waits for running requests.")
     tool_strictness: str = option(

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -31,10 +32,8 @@ from sglite.runtime.server.errors import DeadlineExceeded
 from sglite.runtime.server.metrics import ServerMetrics
 from sglite.runtime.server.middleware import RequestRecord
 from sglite.runtime.server.programs import Programs
+from sglite.runtime.server.tokenise import THREAD_CHARS, PromptThreads, encode_prompt
 from sglite.text.types import TextTokenizer
-
-# Above this many characters the prompt is rendered and tokenised on a thread, so that other streams are not held up.
-THREAD_CHARS = 4_000
 
 _PROBE = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -93,6 +92,7 @@ class Service:
         )
         self.metrics = ServerMetrics()
         self.programs = Programs()
+        self.prompt_threads = PromptThreads()
         self.started = time.time()  # of the server, Unix seconds
         self.turns = TurnPreparer(
             self.tokenizer,
@@ -184,10 +184,13 @@ class Service:
         except (TimeoutError, EngineDead):
             return {}
 
-    async def encoded(self, text: str, **options: Any) -> tuple[int, ...]:
-        if len(text) < THREAD_CHARS:
-            return tuple(self.tokenizer.encode(text, **options))
-        return tuple(await asyncio.to_thread(self.tokenizer.encode, text, **options))
+    async def encoded(self, text: str, *, add_special_tokens: bool, any_length: bool = False) -> tuple[int, ...]:
+        """The ids of a prompt. Raises PromptTooLong early for one that is much too long, unless `any_length`."""
+        longest = self.engine.model_info.max_model_len
+        if any_length or longest <= 0:
+            longest = len(text)
+        work = partial(encode_prompt, self.tokenizer, text, longest=longest, add_special_tokens=add_special_tokens)
+        return tuple(work() if len(text) < THREAD_CHARS else await self.prompt_threads.run(work))
 
     def _probe_token(self) -> int:
         return self.tokenizer.encode("a")[0]

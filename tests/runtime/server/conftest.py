@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import socket
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +13,7 @@ import uvicorn
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
+from sglite.runtime.server.run import bind, uvicorn_options
 from tests.fakes.core import Script, ScriptedCore, echo, scripted_engine
 
 MakeClient = Callable[..., httpx.AsyncClient]
@@ -48,11 +49,9 @@ class Live:
         self.engine = engine
         self.app = create_app(engine, config)
         self.core: ScriptedCore = getattr(engine, "core", None)  # type: ignore[assignment]
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
+        listener = bind(dataclasses.replace(config, port=0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        options = uvicorn.Config(self.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(options)
+        self._server = uvicorn.Server(uvicorn_options(self.app, dataclasses.replace(config, drain_timeout_s=1)))
         self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
         self._thread.start()
         while not self._server.started:

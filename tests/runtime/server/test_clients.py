@@ -9,7 +9,10 @@ import anthropic
 import instructor
 import openai
 import pydantic
+import pydantic_ai
 import pytest
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from sglite.protocol import GenerateRequest
 from tests.runtime.server.conftest import Live
@@ -169,6 +172,27 @@ def test_anthropic_tools(server: Live) -> None:
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
         client.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": [image]}])
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
+async def test_pydantic_ai_talks_calls_tools_and_gives_objects(server: Live, kind: type) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        model = kind("m", provider=OpenAIProvider(openai_client=client))
+        assert (await pydantic_ai.Agent(model).run("hi")).output == "hello there"
+        typed = pydantic_ai.Agent(model, output_type=pydantic_ai.NativeOutput(Person))
+        assert (await typed.run("hi")).output == Person(name="Ada", age=36)
+        added: list[tuple[int, int]] = []
+        agent = pydantic_ai.Agent(model)
+
+        @agent.tool_plain
+        def add(a: int, b: int) -> int:
+            added.append((a, b))
+            return a + b
+
+        assert (await agent.run("hi")).output == "hello there"
+        assert added == [(1, 2)]
+        async with pydantic_ai.Agent(model).run_stream("hi") as stream:
+            assert await stream.get_output() == "hello there"
 
 
 def test_instructor_gives_the_object(server: Live) -> None:

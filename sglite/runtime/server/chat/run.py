@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
@@ -10,7 +9,8 @@ from typing import NamedTuple
 from sglite.protocol import GenerateRequest, RequestOutput, Usage
 from sglite.runtime.server.chat.parts import Part
 from sglite.runtime.server.chat.turn import Answer, PreparedTurn, Turn
-from sglite.runtime.server.service import THREAD_CHARS, Call, Service
+from sglite.runtime.server.service import Call, Service
+from sglite.runtime.server.tokenise import THREAD_CHARS
 
 
 class Progress(NamedTuple):
@@ -23,7 +23,7 @@ async def prepare(service: Service, turn: Turn) -> PreparedTurn:
     size = sum(len(str(message.get("content") or "")) for message in turn.messages)
     if size < THREAD_CHARS and not turn.tools:
         return service.turns.prepare(turn)
-    return await asyncio.to_thread(service.turns.prepare, turn)
+    return await service.prompt_threads.run(lambda: service.turns.prepare(turn))
 
 
 async def progress(

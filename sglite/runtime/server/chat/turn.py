@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglite.errors import InvalidRequest
+from sglite.errors import InvalidRequest, PromptTooLong
 from sglite.grammar.tools import CallSyntax
 from sglite.protocol import FinishReason, GrammarSpec, RequestOutput, SamplingParams, Usage
 from sglite.runtime.server.chat.answer_grammar import answer_grammar
@@ -34,6 +34,7 @@ from sglite.runtime.server.chat.parts import (
     ToolStart,
 )
 from sglite.runtime.server.chat.tools import Tool, ToolChoice, ToolFormat, check_choice
+from sglite.runtime.server.tokenise import encode_prompt
 from sglite.text.types import TextTokenizer
 
 
@@ -115,7 +116,9 @@ class TurnPreparer:
         if thinks and built.spec is not None and not inside:
             # The grammar waits for the end of thinking, so thinking must begin: the prompt opens it.
             text, inside = f"{text}{THINK_BEGIN}\n", True
-        prompt = tuple(self._tokenizer.encode(text))  # a chat template writes the begin token itself where one belongs
+        longest = len(text) if turn.truncate_prompt else self._max_model_len
+        # a chat template writes the begin token itself where one belongs
+        prompt = tuple(encode_prompt(self._tokenizer, text, longest=longest))
         return PreparedTurn(
             turn=turn,
             prompt=prompt,
@@ -138,7 +141,10 @@ class TurnPreparer:
             return dataclasses.replace(turn, messages=[*head, *rest[start:]])
 
         def fits(start: int) -> bool:
-            tokens = self._tokenizer.encode(self._render(without(start)))
+            try:
+                tokens = encode_prompt(self._tokenizer, self._render(without(start)), longest=self._max_model_len)
+            except PromptTooLong:
+                return False
             return len(tokens) + answer <= self._max_model_len
 
         if fits(0):

@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
 from sglite.protocol import RequestOutput
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.chat import run
 from sglite.runtime.server.chat.parts import Part, Reasoning, Text, ToolArguments, ToolStart
 from sglite.runtime.server.chat.turn import Answer, PreparedTurn, Turn
@@ -25,7 +26,12 @@ from sglite.runtime.server.schemas.chat import ChatRequest, Message, NamedTool
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import DONE, EventStream, event, guarded, json_response, primed, while_connected
 
-router = APIRouter()
+router = make_router()
+
+# What a template is given by the server itself.
+_TEMPLATES_OWN = frozenset(
+    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
 
 
 @router.post("/v1/chat/completions")
@@ -42,7 +48,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: Service
 
 def turn(body: ChatRequest, limits: Limits) -> Turn:
     """Raises InvalidRequest for what this server does not do."""
-    _refuse(body)
+    _refuse(body, limits)
     convert.check_metadata(body, limits)
     convert.at_most("the number of messages", len(body.messages), limits.max_messages, param="messages")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -117,9 +123,13 @@ def _text_of(kind: str, text: str | None, refusal: str | None) -> str:
     )
 
 
-def _refuse(body: ChatRequest) -> None:
+def _refuse(body: ChatRequest, limits: Limits) -> None:
     if body.chat_template is not None or "chat_template" in (body.chat_template_kwargs or {}):
         raise InvalidRequest("a chat template of the request's own is not accepted", param="chat_template")
+    convert.check_size("chat_template_kwargs", body.chat_template_kwargs or {}, limits)
+    for name in body.chat_template_kwargs or {}:
+        if name in _TEMPLATES_OWN or not name.isidentifier():
+            raise InvalidRequest(f"chat_template_kwargs cannot hold {name[:40]!r}", param="chat_template_kwargs")
     if body.functions is not None or body.function_call is not None:
         raise InvalidRequest("functions and function_call are gone; use tools and tool_choice", param="functions")
     if body.modalities is not None and body.modalities != ["text"]:
@@ -139,7 +149,11 @@ async def _whole(
     async with aclosing(run.progress(service, prepared, call, stream=False)) as steps:
         async for answer, _, output in steps:
             answers.setdefault(answer.index, (answer, []))[1].append(output)
-    choices = [_choice(service, answer, outputs, body) for _, (answer, outputs) in sorted(answers.items())]
+    values = sum(len(output.logprobs) for _, outputs in answers.values() for output in outputs)
+    choices = await service.prompt_threads.shape(
+        lambda: [_choice(service, answer, outputs, body) for _, (answer, outputs) in sorted(answers.items())],
+        values=values * (1 + (body.top_logprobs or 0)),
+    )
     done = [answer for _, (answer, _) in sorted(answers.items())]
     last = [outputs[-1] for _, outputs in answers.values()]
     whole = {

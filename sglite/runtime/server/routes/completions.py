@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
 from sglite.protocol import GenerateRequest, RequestOutput, Usage, merge_outputs
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.deps import CallDep, ServiceDep
 from sglite.runtime.server.merge import all_of, merged
 from sglite.runtime.server.schemas.completions import CompletionRequest
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import DONE, EventStream, event, guarded, json_response, primed, while_connected
 
-router = APIRouter()
+router = make_router()
 
 
 @router.post("/v1/completions")
@@ -55,7 +57,7 @@ async def _requests(service: Service, body: CompletionRequest) -> list[GenerateR
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     grammar = convert.constraint(body, body.response_format, limits)
-    prompts = await prompt_ids(service, body.prompt)
+    prompts = await prompt_ids(service, body.prompt, any_length=body.truncate_prompt)
     if body.echo and body.logprobs is not None:
         values = sum(map(len, prompts)) * (body.logprobs + 1)
         convert.at_most("the number of prompt logprobs", values, limits.max_prompt_logprob_values, param="logprobs")
@@ -74,8 +76,11 @@ async def _requests(service: Service, body: CompletionRequest) -> list[GenerateR
     ]
 
 
-async def prompt_ids(service: Service, prompt: str | Sequence[Any]) -> list[tuple[int, ...]]:
-    """Text, ids, or a list of either, as lists of ids."""
+async def prompt_ids(
+    service: Service, prompt: str | Sequence[Any], *, any_length: bool = False
+) -> list[tuple[int, ...]]:
+    """Text, ids, or a list of either, as lists of ids. Raises PromptTooLong early for what is much too long, unless
+    `any_length`."""
     if isinstance(prompt, str):
         given: list[Any] = [prompt]
     elif prompt and isinstance(prompt[0], int):
@@ -89,7 +94,7 @@ async def prompt_ids(service: Service, prompt: str | Sequence[Any]) -> list[tupl
     for each in given:
         if isinstance(each, str):
             convert.encoded(each, "prompt")
-            found.append(await service.encoded(each, add_special_tokens=True))
+            found.append(await service.encoded(each, add_special_tokens=True, any_length=any_length))
         else:
             found.append(tuple(each))
     return found
@@ -115,7 +120,9 @@ async def _whole(
     for request, outputs in zip(requests, answers, strict=True):
         total = total + _usage(outputs)
         for output in outputs:
-            choices.append(_choice(service, request, output, body, index=len(choices)))
+            choice = partial(_choice, service, request, output, body, index=len(choices))
+            values = (len(output.logprobs) + len(output.prompt_logprobs)) * (1 + (body.logprobs or 0))
+            choices.append(await service.prompt_threads.shape(choice, values=values))
     missing = shapes.unenforced(answers[0][0].coverage)
     return {
         **frame,

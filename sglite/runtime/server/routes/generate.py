@@ -9,9 +9,10 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
@@ -27,6 +28,7 @@ from sglite.protocol import (
 from sglite.runtime.async_engine.arguments import sampling_params, split_truncate
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.config import Limits
 from sglite.runtime.server.deps import CallDep, ServiceDep
 from sglite.runtime.server.merge import all_of, merged
@@ -35,7 +37,7 @@ from sglite.runtime.server.schemas.generate import GenerateBody
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import DONE, EventStream, event, guarded, json_response, primed, while_connected
 
-router = APIRouter()
+router = make_router()
 
 # Fields of SGLang's sampling parameters that ask for what happens here anyway.
 _GIVEN = {"spaces_between_special_tokens": True}
@@ -77,7 +79,7 @@ async def _jobs(service: Service, body: GenerateBody, call: Call) -> tuple[list[
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("give either text or input_ids", param="text")
     given: Any = body.text if body.text is not None else body.input_ids
-    prompts = await prompt_ids(service, given)
+    prompts = await prompt_ids(service, given, any_length=_may_truncate(body))
     single = isinstance(given, str) or bool(given and isinstance(given[0], int))
     count = len(prompts)
     params = _each(body.sampling_params, count, "sampling_params", {})
@@ -96,6 +98,12 @@ async def _jobs(service: Service, body: GenerateBody, call: Call) -> tuple[list[
         own_id = rid or call.request_id().partition(":")[2]
         jobs.append(_Job(request, own_id, bool(want), start, body.return_text_in_logprobs))
     return jobs, single
+
+
+def _may_truncate(body: GenerateBody) -> bool:
+    params = body.sampling_params
+    each = params if isinstance(params, list) else [params or {}]
+    return body.truncate_prompt or any(one.get("truncate_prompt") for one in each)
 
 
 def _request(
@@ -204,7 +212,9 @@ async def _answers(service: Service, job: _Job, call: Call) -> list[dict[str, An
         async for output in outputs:
             state = _grown(states, output)
             if output.finished:
-                found[output.index] = _answer(service, job, state, output)
+                answer = partial(_answer, service, job, state, output)
+                values = (len(state.logprobs) + len(state.prompt_logprobs)) if job.wants_logprobs else 0
+                found[output.index] = await service.prompt_threads.shape(answer, values=values)
     return [answer for _, answer in sorted(found.items())]
 
 

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
 from sglite.protocol import FinishReason, SamplingParams
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.chat import run
 from sglite.runtime.server.chat.parts import Part, Reasoning, Text, ToolArguments, ToolStart
 from sglite.runtime.server.chat.tools import Tool, ToolChoice
@@ -25,7 +26,7 @@ from sglite.runtime.server.schemas.messages import AnthropicToolChoice, Block, C
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import EventStream, event, guarded, json_response, primed, while_connected
 
-router = APIRouter()
+router = make_router()
 
 
 @router.post("/v1/messages")

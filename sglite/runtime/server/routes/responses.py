@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest, SgliteError
 from sglite.protocol import FinishReason, GrammarSpec
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.chat import run
 from sglite.runtime.server.chat.tools import Tool, ToolChoice
 from sglite.runtime.server.chat.turn import Answer, PreparedTurn, Turn
@@ -26,7 +28,7 @@ from sglite.runtime.server.schemas.responses import InputItem, ResponsesRequest,
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import EventStream, Primed, event, json_response, primed, while_connected
 
-router = APIRouter()
+router = make_router()
 
 
 @router.post("/v1/responses")
@@ -196,7 +198,8 @@ async def _whole(service: Service, prepared: PreparedTurn, call: Call, frame: Ma
     async with aclosing(run.progress(service, prepared, call, stream=False)) as steps:
         async for step in steps:
             last = step
-            _grow(items, service, step)
+            grow = partial(_grow, items, service, step)
+            await service.prompt_threads.shape(grow, values=sum(1 + len(e.top) for e in step.output.logprobs))
     assert last is not None
     items.close(complete=_complete(last.answer))
     return _end(frame, items, last)

@@ -6,18 +6,18 @@ import dataclasses
 import platform
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglite._version import __version__
 from sglite.errors import InvalidRequest
+from sglite.runtime.server.body import make_router
 from sglite.runtime.server.config import is_loopback
 from sglite.runtime.server.deps import AdminDep, ServiceDep, TenantDep
 from sglite.runtime.server.errors import NotImplementedHere
 from sglite.runtime.server.schemas.generate import AbortBody
 from sglite.runtime.server.service import Service
 
-router = APIRouter()
+router = make_router()
 
 
 @router.get("/health")
@@ -68,6 +68,7 @@ async def model_info(service: ServiceDep) -> dict[str, Any]:
         # A folder, for programs on this machine; others need not know how this one is laid out.
         "tokenizer_path": service.engine.facts.get("tokenizer_folder") if is_loopback(service.config.host) else None,
         "server": "sglite",
+        "programs": True,  # it keeps the state of programs: /programs
         "is_generation": True,
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sglite.runtime.server.schemas.common import (
-    Body,
     ConstraintFields,
     Count,
+    Entries,
     FunctionSpec,
     IgnoredFields,
     Loose,
     SamplingFields,
+    Several,
     StreamOptions,
 )
 
@@ -37,9 +38,9 @@ class PastToolCall(Loose):
 
 class Message(Loose):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Several[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[PastToolCall] | None = None
+    tool_calls: Several[PastToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -74,7 +75,7 @@ class ResponseFormat(Loose):
 
 class ChatRequest(SamplingFields, ConstraintFields, IgnoredFields):
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Several[Message], Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -82,26 +83,18 @@ class ChatRequest(SamplingFields, ConstraintFields, IgnoredFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ToolSpec] | None = None
+    tools: Several[ToolSpec] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    modalities: list[str] | None = None
+    modalities: Several[str] | None = None
     verbosity: str | None = None
 
     enable_thinking: bool | None = None
     thinking_budget: Count | None = None
     separate_reasoning: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Entries[Any] | None = None
     chat_template: str | None = None  # known so that it can be refused with its reason
     continue_final_message: bool = False
-    functions: list[Any] | None = None
+    functions: Several[Any] | None = None
     function_call: Any = None
-
-
-class RenderRequest(Body):
-    """Which prompt a chat request becomes."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[ToolSpec] | None = None
-    add_generation_prompt: bool = True

@@ -9,13 +9,13 @@ from sglite.runtime.server.schemas.common import (
     IgnoredFields,
     SamplingFields,
     StreamOptions,
-    TokenId,
 )
+from sglite.runtime.server.schemas.prompts import Prompt
 
 
 class CompletionRequest(SamplingFields, ConstraintFields, IgnoredFields):
     model: str | None = None
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompt
     max_tokens: Count | None = 16
     stream: bool | None = None
     stream_options: StreamOptions | None = None

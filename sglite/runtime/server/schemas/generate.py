@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sglite.runtime.server.schemas.common import Body, Count, Loose, TokenId
+from sglite.runtime.server.schemas.common import Body, Count, Loose, Several
+from sglite.runtime.server.schemas.prompts import IdList, Ids, Texts
 
 
 class ProgramFields(Loose):
@@ -20,13 +21,13 @@ class ProgramFields(Loose):
 
 
 class GenerateBody(Body):
-    text: str | list[str] | None = None
-    input_ids: list[TokenId] | list[list[TokenId]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    rid: Annotated[str, Field(max_length=128)] | list[str] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
+    text: Texts | None = None
+    input_ids: Ids | None = None
+    sampling_params: dict[str, Any] | Several[dict[str, Any]] | None = None
+    rid: Annotated[str, Field(max_length=128)] | Several[str] | None = None
+    return_logprob: bool | Several[bool] | None = None
+    logprob_start_len: int | Several[int] | None = None
+    top_logprobs_num: int | Several[int] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     image_data: Any = None  # refused: no vision model
@@ -53,7 +54,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: IdList
     skip_special_tokens: bool = False
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sglite.runtime.server.schemas.common import Body, Count, Loose, Number
+from sglite.runtime.server.schemas.common import Body, Count, Entries, Loose, Number, Several
 
 
 class Block(Loose):
@@ -19,13 +19,13 @@ class Block(Loose):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None  # of a tool_result
+    content: str | Several[Block] | None = None  # of a tool_result
     is_error: bool | None = None
 
 
 class InMessage(Loose):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Several[Block]
 
 
 class AnthropicTool(Loose):
@@ -59,20 +59,20 @@ class OutputConfig(Loose):
 
 class MessagesRequest(Body):
     model: str | None = None
-    messages: Annotated[list[InMessage], Field(min_length=1)]
+    messages: Annotated[Several[InMessage], Field(min_length=1)]
     max_tokens: Count
-    system: str | list[Block] | None = None
+    system: str | Several[Block] | None = None
     stream: bool | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    stop_sequences: list[str] | None = None
-    tools: list[AnthropicTool] | None = None
+    stop_sequences: Several[str] | None = None
+    tools: Several[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_format: OutputFormat | None = None
     output_config: OutputConfig | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Entries[Any] | None = None
     service_tier: str | None = None
     cache_control: dict[str, Any] | None = None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sglite.runtime.server.schemas.common import ConstraintFields, Count, IgnoredFields, Loose, SamplingFields
+from sglite.runtime.server.schemas.common import ConstraintFields, Count, IgnoredFields, Loose, SamplingFields, Several
 
 
 class InputItem(Loose):
@@ -14,13 +14,13 @@ class InputItem(Loose):
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Several[dict[str, Any]] | None = None
     call_id: str | None = None
     id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[dict[str, Any]] | None = None
-    summary: list[dict[str, Any]] | None = None
+    output: str | Several[dict[str, Any]] | None = None
+    summary: Several[dict[str, Any]] | None = None
 
 
 class TextFormat(Loose):
@@ -68,14 +68,14 @@ Include = Literal[
 
 class ResponsesRequest(SamplingFields, ConstraintFields, IgnoredFields):
     model: str | None = None
-    input: str | list[InputItem]
+    input: str | Several[InputItem]
     instructions: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     max_output_tokens: Count | None = None
     top_logprobs: Count | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Several[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -84,6 +84,6 @@ class ResponsesRequest(SamplingFields, ConstraintFields, IgnoredFields):
     previous_response_id: str | None = None  # refused: nothing is stored
     conversation: Any = None
     background: bool | None = None
-    include: list[Include] | None = None
+    include: Several[Include] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
