@@ -34,6 +34,7 @@ from sglite.runtime.device.base import (
     SamplePlan,
     SamplerOps,
 )
+from sglite.runtime.device.cuda.ahead import keys_ahead, padding
 from sglite.runtime.device.cuda.attention import CudaAttention, choose_splits
 from sglite.runtime.device.cuda.graphs import ForwardGraphs, GraphPool, SampleGraphs
 from sglite.runtime.device.cuda.inputs import (
@@ -45,6 +46,7 @@ from sglite.runtime.device.cuda.inputs import (
     launch_prepare,
     padded,
     send_large,
+    small_batch,
 )
 from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOps
 from sglite.runtime.device.cuda.ops import CudaOps
@@ -54,6 +56,7 @@ from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
 _KEPT_MASK_BYTES = 128 << 20  # masks that rows have in common
+_CAPTURES_A_REST = 3  # of 10 to 20 ms each, in a second without requests
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
 _FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
@@ -96,6 +99,8 @@ class CudaDevice:
         self._results = PinnedRing(RESULT_WORDS)
         self._pool = GraphPool()
         self._rested = False
+        self._forward: ForwardGraphs | None = None
+        self._ahead: list[GraphKey] | None = None  # captured while nobody asks
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -150,22 +155,7 @@ class CudaDevice:
         if len(batch.page_updates) > step.updates:
             return send_large(batch, inputs, tables)
         step.send(batch, inputs, tables.host_page_table.shape[1])
-        views = step.views
-        return CudaForwardBatch(
-            batch=batch,
-            token_ids=views["token_ids"],
-            positions=views["positions"],
-            slots=views["slots"],
-            page_table=tables.page_table,
-            rows=views["token_rows"],
-            starts=views["positions"],
-            num_new=views["counts"],
-            logits_index=views["logits_index"],
-            host_page_table=tables.host_page_table,
-            key=key,
-            page_size=tables.page_size,
-            num_logits=len(inputs.logits_index),
-        )
+        return small_batch(batch, step.views, tables, key, num_logits=len(inputs.logits_index))
 
     def _graph_key(self, batch: Batch, inputs: HostInputs) -> GraphKey | None:
         """None: the step is too large to be padded."""
@@ -209,7 +199,8 @@ class CudaDevice:
         )
 
     def capture_forward(self, forward: ForwardFn) -> ForwardFn:
-        return ForwardGraphs(forward, self._prepare_small, self._pool, capture=self._capture)
+        self._forward = ForwardGraphs(forward, self._prepare_small, self._pool, capture=self._capture)
+        return self._forward
 
     def capture_sample(self, sample: SampleFn) -> SampleFn:
         return SampleGraphs(sample, self._pool, capture=self._capture)
@@ -220,10 +211,30 @@ class CudaDevice:
         return copies
 
     def rest(self) -> None:
-        """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds."""
+        """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds.
+        Steps with forced text are of several tokens a row: their graphs would be captured while somebody waits."""
+        for _ in range(_CAPTURES_A_REST):
+            self._capture_one_ahead()
         if not self._rested and importlib.util.find_spec("flashinfer") is not None:
             Thread(target=importlib.import_module, args=("flashinfer",), name="sglite-import", daemon=True).start()
         self._rested = True
+
+    def _capture_one_ahead(self) -> None:
+        attention, shape, tables = self._attention, self._shape, self._tables
+        if not isinstance(attention, CudaAttention) or shape is None or tables is None or self._forward is None:
+            return
+        if self._ahead is None:
+            self._ahead = keys_ahead(shape.num_kv_heads)
+        if not self._ahead or not self._capture:
+            return
+        key = self._ahead.pop(0)
+        step = self._small.get((key.tokens, key.logits))
+        if step is None:
+            step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
+        step.send_padding()
+        with torch.inference_mode():
+            batch = small_batch(padding(key.tokens), step.views, tables, key, num_logits=key.logits)
+            self._forward.capture_ahead(batch)
 
     def _prepare_small(self, batch: CudaForwardBatch) -> None:
         assert self._tables is not None and batch.key is not None

@@ -79,6 +79,13 @@ class ForwardGraphs:
             self._seen.add(key)
         return logits[: batch.num_logits]
 
+    def capture_ahead(self, batch: CudaForwardBatch) -> None:
+        """Make the graph of a size before a step needs it. `batch`: nothing but padding."""
+        assert batch.key is not None
+        if self._capture and batch.key not in self._graphs:
+            self._run(batch)
+            self._graphs[batch.key] = self._pool.capture(lambda: self._run(batch))
+
     def _run(self, batch: CudaForwardBatch) -> torch.Tensor:
         self._prepare(batch)
         return self._forward(batch)

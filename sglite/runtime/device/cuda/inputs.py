@@ -132,6 +132,34 @@ class SmallStep:
         self._buffer.copy_(pinned, non_blocking=True)
         self._ring.sent()
 
+    def send_padding(self) -> None:
+        """A step of nothing but padding."""
+        pinned, host = self._ring.take()
+        host[:] = self._empty
+        self._buffer.copy_(pinned, non_blocking=True)
+        self._ring.sent()
+
+
+def small_batch(
+    batch: Batch, views: dict[str, torch.Tensor], tables: RowTables, key: GraphKey, *, num_logits: int
+) -> CudaForwardBatch:
+    """A padded step, `views` being the place of its size."""
+    return CudaForwardBatch(
+        batch=batch,
+        token_ids=views["token_ids"],
+        positions=views["positions"],
+        slots=views["slots"],
+        page_table=tables.page_table,
+        rows=views["token_rows"],
+        starts=views["positions"],
+        num_new=views["counts"],
+        logits_index=views["logits_index"],
+        host_page_table=tables.host_page_table,
+        key=key,
+        page_size=tables.page_size,
+        num_logits=num_logits,
+    )
+
 
 def fill(host: NDArray[np.int32], sections: Sections, **arrays: IntArray) -> None:
     for name, array in arrays.items():
