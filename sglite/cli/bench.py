@@ -61,6 +61,7 @@ def structured(
         help="Comma-separated: free, cold, warm (memory of other prompts), nojump (forced text drawn), random (t = 1).",
     ),
     bystander: bool = typer.Option(True, "--bystander/--no-bystander", help="Streams beside cold hostile schemas."),
+    real: bool = typer.Option(False, "--real", help="With real weights: validate outputs, measure prompt lookup."),
     streams: int = typer.Option(32, "--streams", min=1, help="Free streams of the bystander test."),
     load_format: str = typer.Option("auto", "--load-format", help="'dummy' makes random weights from config.json."),
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
@@ -72,6 +73,7 @@ def structured(
     """What constraints cost and what forced text gains: mixes, extraction, calls, long strings, bystanders."""
     limit_spinning()
     from sglite.bench.structured import bystander as beside  # torch takes a moment to load
+    from sglite.bench.structured import real as texts
     from sglite.bench.structured import run as bench
     from sglite.runtime.async_engine import Engine
     from sglite.runtime.config import EngineConfig
@@ -89,13 +91,20 @@ def structured(
     config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
     with Engine(config=config) as engine:
         chosen = [known[way] for way in ways.split(",")]
-        report = bench.run(
-            engine, cases.split(","), chosen, repeat=repeat, note=lambda text: print(text, flush=True)
-        ).as_json()
+        names = [name for name in cases.split(",") if name]
+        report = bench.run(engine, names, chosen, repeat=repeat, note=lambda text: print(text, flush=True)).as_json()
         if bystander:
             alone, with_others = beside.run(engine, streams=streams, arrivals=32, tokens=400)
             report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
             print("bystander, ms between tokens:", report["bystander"], flush=True)
+        if real:
+            found = texts.validity(engine, prompts=16, max_tokens=400)
+            report["validity"] = {name: vars(one) for name, one in found.items()}
+            print("validity:", report["validity"], flush=True)
+    if real:
+        lookups = texts.lookups(config, [1, 8, 64], drafts=8, repeat=repeat)
+        report["lookup"] = [{**vars(one), "ratio": one.ratio} for one in lookups]
+        print("prompt lookup:", report["lookup"], flush=True)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
