@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import msgspec
 import typer
 
-from sglite.errors import GrammarError, GrammarTimeout, InvalidRequest
-from sglite.grammar import instance, spec
+from sglite.errors import GrammarError, GrammarTimeout, GrammarViolation, InvalidRequest
+from sglite.grammar import bitmask, instance, spec
 from sglite.grammar.compiler import GrammarCompiler
-from sglite.grammar.matcher import CompiledGrammar
+from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.grammar.schema import PreparedSchema, prepare
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import Coverage, ErrorInfo, GrammarSpec, OnUnsupported
@@ -104,13 +104,25 @@ def _checked(
         text = data.decode()
     except (InvalidRequest, UnicodeDecodeError) as error:
         return {"accepted": False, "reason": str(error)}
-    token_ids = vocab.encode(text)
-    matcher = grammar.matcher()
-    accepted = matcher.accept([*token_ids, vocab.stop_ids[0]]) == len(token_ids) + 1
+    accepted = _accepted(grammar.matcher(), vocab.encode(text), vocab)
     if not accepted or grammar.coverage.exact:
         return {"accepted": accepted}
     reason = grammar.validate(text)
     return {"accepted": True} if reason is None else {"accepted": False, "reason": reason}
+
+
+def _accepted(matcher: Matcher, token_ids: list[int], vocab: Vocab) -> bool:
+    """Whether the matcher takes the tokens and then the end. As in decoding a mask is made before each token: the
+    engine counts what a step may cost from there."""
+    row = bitmask.empty(vocab.size)
+    try:
+        for token_id in token_ids:
+            matcher.fill(row)
+            if not matcher.accept((token_id,)):
+                return False
+    except GrammarViolation:
+        return False
+    return matcher.accept(vocab.stop_ids[:1]) == 1
 
 
 def _read(name: str) -> bytes:

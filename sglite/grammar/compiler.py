@@ -4,9 +4,9 @@
                                a grammar or a refusal (GrammarError) is kept in an LRU capped in bytes
                                a time-out or an unforeseen failure is not kept: asking again tries again
 
-A flight has two legs. Planning (our front end, in Python) and a first try of the engine happen in a worker process with
-limits that kill: neither the interpreter lock nor the memory of this process is at stake. The engine's own compile is
-then done here, in a thread without the interpreter lock, in about the time that the try took (2 ms typically). What
+A flight has two legs. Planning (our front end, in Python) and a first try of the engine, unless the grammar is plainly
+tame, happen in a worker process with limits that kill: neither the interpreter lock nor the memory of this process is
+at stake. The engine's own compile is then done here, in a thread without the interpreter lock (2 ms typically). What
 does not plan within `quick_seconds` is begun again in a second worker: dear constraints wait for each other only.
 """
 
@@ -86,8 +86,6 @@ class Grammar:
 
     @cached_property
     def _reach(self) -> Reach:
-        if self.plan.reach is not None:
-            return self.plan.reach
         reach = route.reach_of(self.spec, self.plan.grammar)
         if reach is None:
             raise InvalidRequest(
@@ -205,7 +203,7 @@ class GrammarCompiler:
             return None
         if not answer.coverage.exact or answer.coverage.engine != LLGuidanceEngine.name:
             return route.plan(spec)  # validators do not travel; the worker has shown that this is cheap
-        return route.Plan.exact(answer.grammar, answer.coverage, answer.reach, answer.residual)
+        return route.Plan.exact(answer.grammar, answer.coverage, answer.residual)
 
     def _build(self, spec: GrammarSpec, plan: route.Plan) -> CompiledGrammar:
         if plan.engine == "llguidance":

@@ -27,7 +27,6 @@ import msgspec
 from sglite.errors import GrammarTooLarge, SgliteError
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
-from sglite.grammar.reach import Reach
 from sglite.grammar.residual.rules import ResidualRules
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import Coverage, ErrorInfo, GrammarSpec
@@ -50,7 +49,6 @@ class Answer(msgspec.Struct, frozen=True):
     grammar: str = ""
     coverage: Coverage = Coverage()
     residual: ResidualRules | None = None
-    reach: Reach | None = None
     error: ErrorInfo | None = None
 
 
@@ -98,10 +96,9 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         # Again and again: one that falls into a finaliser or a callback is swallowed there.
         signal.setitimer(signal.ITIMER_VIRTUAL, job.cpu_seconds, _TIMER_REPEATS)
         plan = route.plan(job.spec)
-        if plan.engine == engine.name:
+        if plan.engine == engine.name and not route.is_tame(plan.grammar):
             engine.compile(job.spec, plan.grammar)
-        reach = route.reach_of(job.spec, plan.grammar)
-        return Answer("planned", plan.grammar, plan.coverage, plan.residual, reach)
+        return Answer("planned", plan.grammar, plan.coverage, plan.residual)
     except _OutOfTime:
         return Answer("slow")
     except SgliteError as error:

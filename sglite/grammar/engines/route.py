@@ -8,6 +8,8 @@ stands in for the other in silence.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +30,10 @@ EngineName = Literal["llguidance", "xgrammar"]
 
 _DEFAULT_LIMITS = SchemaLimits()
 
+_LONG_GRAMMAR = 65_536  # characters
+_OFTEN = 256
+_COUNTS = re.compile(r"(?<!\\x)\{(\d+)(?:,(\d*))?\}")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -38,14 +44,11 @@ class Plan:
     coverage: Coverage
     validate: Callable[[str], str | None] = field(repr=False)
     residual: ResidualRules | None = None  # what its matchers keep besides
-    reach: Reach | None = None  # None: not computed yet
 
     @staticmethod
-    def exact(
-        grammar: str, coverage: Coverage, reach: Reach | None = None, residual: ResidualRules | None = None
-    ) -> Plan:
+    def exact(grammar: str, coverage: Coverage, residual: ResidualRules | None = None) -> Plan:
         """A plan for llguidance that leaves nothing to check of a complete text."""
-        return Plan("llguidance", grammar, coverage, _nothing_left, residual, reach)
+        return Plan("llguidance", grammar, coverage, _nothing_left, residual)
 
 
 def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
@@ -72,6 +75,17 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
         return _structural_tag(spec)
     grammar, engine, reason = _SIMPLE[spec.kind](spec)
     return Plan(engine=engine, grammar=grammar, coverage=Coverage(engine=engine, reason=reason), validate=_nothing_left)
+
+
+def is_tame(grammar: str) -> bool:
+    """The engine compiles it in time about linear in its length: nothing in it is repeated often."""
+    if len(grammar) > _LONG_GRAMMAR or "%json" in grammar:
+        return False
+    for line in grammar.splitlines():
+        product = math.prod(max(int(least), int(most or 0), 1) for least, most in _COUNTS.findall(line))
+        if product > _OFTEN:
+            return False
+    return True
 
 
 def reach_of(spec: GrammarSpec, grammar: str) -> Reach | None:

@@ -77,7 +77,7 @@ class Document:
 
     def __init__(self, root: Json) -> None:
         if not isinstance(root, dict | bool):
-            raise InvalidGrammar("a schema is a JSON object or a boolean")
+            raise InvalidGrammar("a schema is a JSON object or a boolean", pointer="")
         self.draft = declared_draft(root)
         self._nodes: list[Node] = []
         self._contents = Contents()
@@ -135,7 +135,7 @@ class Document:
             base = ""
         else:
             where = pointer + joined(path)
-            raise InvalidGrammar(f"at {where or '/'} there must be a schema (an object or a boolean)")
+            raise InvalidGrammar(f"at {where or '/'} there must be a schema (an object or a boolean)", pointer=where)
         content = (self._contents.number(value), base, draft)
         found = self._by_content.get(content)
         if found is None:
@@ -171,7 +171,11 @@ class Document:
         assert isinstance(node.value, dict)
         reference = node.value[keyword]
         if not isinstance(reference, str):
-            raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a string")
+            raise InvalidGrammar(
+                f"{keyword} at {node.pointer or '/'} must be a string",
+                pointer=f"{node.pointer}/{keyword}",
+                keyword=keyword,
+            )
         uri, fragment = urldefrag(join(node.base, reference))
         fragment = unquote(fragment)
         if not self._is_indexed and (uri or (fragment and not fragment.startswith("/"))):

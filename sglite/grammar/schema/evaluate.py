@@ -138,7 +138,8 @@ class Evaluator:
     def _object(
         self, node: Node, keywords: dict[str, Json], value: dict[str, Json], at: str, seen: _Evaluated
     ) -> str | None:
-        for name in keywords.get("required", ()):
+        required = keywords.get("required", ())
+        for name in required if isinstance(required, list) else ():
             if name not in value:
                 return f"{at or '/'}: the key {name!r} is missing"
         if len(value) < keywords.get("minProperties", 0):

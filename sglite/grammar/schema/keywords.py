@@ -68,14 +68,21 @@ def expect(node: Node, keyword: str, kind: type) -> Any:
     value = node.keywords[keyword]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {dict: "an object", list: "an array", str: "a string", int: "a whole number", bool: "true or false"}
-        raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be {words[kind]}")
+        raise misused(node, keyword, f"must be {words[kind]}")
     return value
+
+
+def misused(node: Node, keyword: str, what: str) -> InvalidGrammar:
+    """The error for a keyword whose value is none that it can have."""
+    return InvalidGrammar(
+        f"{keyword} at {node.pointer or '/'} {what}", pointer=f"{node.pointer}/{keyword}", keyword=keyword
+    )
 
 
 def count(node: Node, keyword: str) -> int:
     value = node.keywords[keyword]
     if not is_number(value) or value != int(value) or value < 0:
-        raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a whole number, not negative")
+        raise misused(node, keyword, "must be a whole number, not negative")
     return int(value)
 
 
@@ -96,11 +103,7 @@ def _type_mask(node: Node) -> int:
     for name in as_list(node.keywords["type"]):
         if not isinstance(name, str) or name not in TYPE_BITS:
             known = ", ".join(each for each in TYPE_BITS if each != "any")
-            raise InvalidGrammar(
-                f"type at {node.pointer or '/'} knows no {name!r}; the types are {known}",
-                pointer=f"{node.pointer}/type",
-                keyword="type",
-            )
+            raise misused(node, "type", f"knows no {name!r}; the types are {known}")
         mask |= TYPE_BITS[name]
     return mask
 
@@ -183,7 +186,7 @@ def _outside_bounds(keyword: str) -> Callable[[Document, Node], list[Option]]:
 def _divisor(node: Node, keyword: str) -> Any:
     value = node.keywords[keyword]
     if not is_number(value) or value <= 0:
-        raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a number above 0")
+        raise misused(node, keyword, "must be a number above 0")
     return value
 
 
@@ -235,7 +238,7 @@ def _text_rule(node: Node, keyword: str, *, negated: bool) -> Step | None:
     """None: an annotation."""
     text = node.keywords[keyword]
     if not isinstance(text, str):
-        raise InvalidGrammar(f"{keyword} at {node.pointer or '/'} must be a string")
+        raise misused(node, keyword, "must be a string")
     if keyword == "format":
         if text in IRREGULAR_FORMATS:
             return gap(node, keyword, f"no regular language holds the format {text!r}", STRING)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from sglite.grammar.schema.cases import ALL_TYPES, OBJECT, Case, Conjunction, Literal, Rank
 from sglite.grammar.schema.document import Document, Node
 from sglite.grammar.schema.evaluate import as_list
+from sglite.grammar.schema.form import check_form
 from sglite.grammar.schema.keywords import (
     ASSERTED,
     DENIED,
@@ -71,10 +72,12 @@ class Terms:
     def keywords(self, node: Node) -> dict[str, object]:
         """The keywords of a node that assert something, in the order of the text, conditional ones last.
 
-        The order decides the order of keys: what a node always declares comes before what depends on a value.
+        The order decides the order of keys: what a node always declares comes before what depends on a value. Raises
+        InvalidGrammar where one is malformed.
         """
         found = self._keywords.get(node.id)
         if found is None:
+            check_form(node)
             said = {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
             late = {k: said.pop(k) for k in list(said) if k in _CONDITIONAL}
             found = self._keywords[node.id] = {**said, **late}

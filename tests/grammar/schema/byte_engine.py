@@ -1,31 +1,25 @@
-"""llguidance over single bytes: whether a prepared schema's grammar accepts a whole text."""
+"""A prepared schema's matcher over single bytes: whether it accepts a whole text."""
 
 from __future__ import annotations
 
 from decimal import Decimal
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
+from sglite.errors import GrammarError
+from sglite.grammar import bitmask, spec
+from sglite.grammar.engines.fuse import fuse_delimiters
+from sglite.grammar.engines.llguidance import LLGuidanceEngine
+from sglite.grammar.matcher import Matcher
+from sglite.grammar.residual.matcher import WithResidual
+from sglite.grammar.residual.tracker import Tracker
 from sglite.grammar.schema import PreparedSchema
 from sglite.grammar.schema.values import string_text
+from sglite.grammar.vocab import Vocab
 
-END = 256
-
-
-class _Bytes:
-    eos_token_id = END
-    bos_token_id = None
-    tokens = [bytes([i]) for i in range(256)] + [b"<end>"]
-    special_token_ids = [END]
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-# 1,000 optional keys are 3,000 items of a row.
-_LIMITS = LLParserLimits(max_items_in_row=50_000, verbose_errors=False)
-_TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
+_VOCAB = Vocab.of_bytes()
+_ENGINE = LLGuidanceEngine(_VOCAB, follow=False)
 
 
 class ByteEngine:
@@ -33,19 +27,25 @@ class ByteEngine:
 
     def __init__(self, prepared: PreparedSchema) -> None:
         self.prepared = prepared
-        self._start = LLMatcher(_TOKENIZER, LLMatcher.grammar_from_lark(prepared.lark), log_level=0, limits=_LIMITS)
-        if self._start.is_error():
-            raise ValueError(self._start.get_error())
+        try:
+            grammar = LLMatcher.grammar_from_lark(fuse_delimiters(prepared.lark))
+            self._grammar = _ENGINE.compile(spec.json_schema("{}"), grammar)
+        except GrammarError as error:
+            raise ValueError(str(error)) from error
+        self._row = bitmask.empty(_VOCAB.size)
 
     def accepts_text(self, text: str) -> bool:
-        matcher = self._start.deep_copy()
-        for byte in text.encode():
-            if matcher.validate_tokens([byte]) != 1:
-                assert not matcher.is_error(), matcher.get_error()
+        """As in decoding: a mask before each byte, which has to say the same as accept."""
+        matcher: Matcher = self._grammar.exact_matcher()
+        if self.prepared.residual is not None:
+            matcher = WithResidual(matcher, Tracker(self.prepared.residual), _VOCAB)
+        for at, byte in enumerate(text.encode()):
+            matcher.fill(self._row)
+            taken = matcher.accept((byte,)) == 1
+            assert taken == bitmask.contains(self._row, byte), (text, at)
+            if not taken:
                 return False
-            matcher.consume_token(byte)
-            matcher.compute_bitmask()  # what refills llguidance's fuel, as in decoding
-        return matcher.is_accepting()
+        return matcher.can_stop
 
     def accepts(self, value: Any) -> bool:
         """The value in compact spelling, its keys put into schema order."""

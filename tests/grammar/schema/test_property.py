@@ -44,6 +44,7 @@ def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
         "items": inner,
         "prefixItems": some,
         "contains": inner,
+        "uniqueItems": st.booleans(),
         **dict.fromkeys(("allOf", "anyOf", "oneOf"), some),
         **dict.fromkeys(("not", "if", "then", "else"), inner),
         "dependentRequired": st.dictionaries(KEYS, st.lists(KEYS, max_size=1), min_size=1, max_size=1),
