@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
-
-from sglite.errors import InvalidRequest
 
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
@@ -23,7 +21,8 @@ class _JsonRequest(Request):
             try:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
-                raise InvalidRequest("the body holds a lone surrogate, which is no character") from error
+                # An HTTPException, because the framework turns any other error while reading a body into its own.
+                raise HTTPException(400, "the body holds a lone surrogate, which is no character") from error
         return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from sglite.errors import InvalidRequest
+from sglite.errors import InvalidRequest, PromptTooLong
 from sglite.protocol import GenerateRequest, RequestOutput, Usage, merge_outputs
 from sglite.runtime.server import convert
 from sglite.runtime.server import openai_shapes as shapes
@@ -90,11 +90,14 @@ async def prompt_ids(
     if not given:
         raise InvalidRequest("there is no prompt", param="prompt")
     convert.at_most("the number of prompts", len(given), service.config.limits.max_prompts, param="prompt")
+    longest = service.engine.model_info.max_model_len
     found: list[tuple[int, ...]] = []
     for each in given:
         if isinstance(each, str):
             convert.encoded(each, "prompt")
             found.append(await service.encoded(each, add_special_tokens=True, any_length=any_length))
+        elif not any_length and 0 < longest < len(each):
+            raise PromptTooLong(f"the prompt has {len(each)} tokens and the context holds {longest}", param="prompt")
         else:
             found.append(tuple(each))
     return found
