@@ -12,7 +12,7 @@ Three runs of the same workload, after two unmeasured ones:
 
 Busy = events share * share of a replay in which some kernel runs. The profiler slows every graph launch (1.1 ms a step
 instead of 0.68 on an H200), which is why the share of the profiled run itself says nothing about the plain one.
-Prints the kernels by time and, as the last line, one JSON object.
+Prints the kernels by time, the idle times by what ran before and after them, and, as the last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import statistics
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -40,13 +42,20 @@ def main() -> None:
     args = ap.parse_args()
     load = workload(args.workload)
     with Engine(model=args.model, load_format=args.load_format, device="cuda") as engine:
-        plain = min(run_once(engine, load, seed=i) for i in range(4))
+        run_once(engine, load, seed=0)
+        before = engine.stats()
+        plain = statistics.median(run_once(engine, load, seed=i) for i in range(1, 4))
+        after = engine.stats()
         with_events, inside, replays = _with_events(engine, load)
-        profiled, kernels, names = _profiled(engine, load)
-    share = _share_within(kernels)
-    for name, micros in names.most_common(14):
-        print(f"{micros / 1e3:10.2f} ms  {name}")
+        profiled, events = _profiled(engine, load)
     steps = load.output
+    kernels = [(event.first, event.last) for event in events]
+    share = _share_within(kernels)
+    _print_times(events)
+    for phase in ("schedule_s", "forward_s", "sample_s", "wait_s", "apply_s"):
+        print(
+            f"host {phase[:-2]:9} {1e3 * (after[phase] - before[phase]) / (after['steps'] - before['steps']):.3f} ms a step"
+        )
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -86,17 +95,44 @@ def _with_events(engine: Engine, load: Workload) -> tuple[float, float, int]:
     return seconds, inside / max(b for _, b in spans), len(events)
 
 
-def _profiled(engine: Engine, load: Workload) -> tuple[float, list[Span], collections.Counter[str]]:
-    """(seconds, microseconds of each kernel and copy, total by name)"""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A kernel or a copy, times in microseconds."""
+
+    first: float
+    last: float
+    name: str
+
+
+def _profiled(engine: Engine, load: Workload) -> tuple[float, list[Event]]:
+    """(seconds, everything that ran on the device, by its start)"""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         seconds = run_once(engine, load, seed=9)
-    spans: list[Span] = []
+    events = [
+        Event(event.time_range.start, event.time_range.end, event.name.split("(")[0][:40])
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    return seconds, sorted(events, key=lambda event: event.first)
+
+
+def _print_times(events: list[Event]) -> None:
     total: collections.Counter[str] = collections.Counter()
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spans.append((event.time_range.start, event.time_range.end))
-            total[event.name.split("(")[0][:60]] += event.time_range.end - event.time_range.start
-    return seconds, sorted(spans), total
+    idle: collections.Counter[str] = collections.Counter()
+    times: collections.Counter[str] = collections.Counter()
+    latest = events[0]
+    for event in events:
+        total[event.name] += event.last - event.first
+        if event.first > latest.last:
+            places = f"{latest.name} -> {event.name}"
+            idle[places] += event.first - latest.last
+            times[places] += 1
+        if event.last > latest.last:
+            latest = event
+    for name, micros in total.most_common(8):
+        print(f"{micros / 1e3:10.2f} ms  {name}")
+    for places, micros in idle.most_common(8):
+        print(f"{micros / 1e3:10.2f} ms idle in {times[places]:5} times  {places}")
 
 
 def _union(spans: list[Span]) -> list[Span]:
