@@ -209,10 +209,10 @@ class LLGuidanceGrammar:
         self.completions += 1
         if self.follower is None:
             return self.exact_matcher()
+        if self.automaton is not None and self.automaton.full:  # those under way keep the old one
+            self.automaton, self.completions = None, 2
         if self.automaton is None and self.completions == 2:
             threading.Thread(target=self._read, name="sglite-follow", daemon=True).start()
-        elif self.automaton is not None and self.automaton.full:
-            self._read()
         return FollowedMatcher(self, self.vocab)
 
     def read_if_short(self) -> None:
