@@ -52,10 +52,9 @@ def main() -> None:
     kernels = [(event.first, event.last) for event in events]
     share = _share_within(kernels)
     _print_times(events)
+    done = after["steps"] - before["steps"]
     for phase in ("schedule_s", "forward_s", "sample_s", "wait_s", "apply_s"):
-        print(
-            f"host {phase[:-2]:9} {1e3 * (after[phase] - before[phase]) / (after['steps'] - before['steps']):.3f} ms a step"
-        )
+        print(f"host {phase[:-2]:9} {1e3 * (after[phase] - before[phase]) / done:.3f} ms a step")
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -117,8 +116,8 @@ def _profiled(engine: Engine, load: Workload) -> tuple[float, list[Event]]:
 
 
 def _print_times(events: list[Event]) -> None:
-    total: collections.Counter[str] = collections.Counter()
-    idle: collections.Counter[str] = collections.Counter()
+    total: dict[str, float] = collections.defaultdict(float)
+    idle: dict[str, float] = collections.defaultdict(float)
     times: collections.Counter[str] = collections.Counter()
     latest = events[0]
     for event in events:
@@ -129,10 +128,14 @@ def _print_times(events: list[Event]) -> None:
             times[places] += 1
         if event.last > latest.last:
             latest = event
-    for name, micros in total.most_common(8):
+    for name, micros in _largest(total):
         print(f"{micros / 1e3:10.2f} ms  {name}")
-    for places, micros in idle.most_common(8):
+    for places, micros in _largest(idle):
         print(f"{micros / 1e3:10.2f} ms idle in {times[places]:5} times  {places}")
+
+
+def _largest(times: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(times.items(), key=lambda item: -item[1])[:8]
 
 
 def _union(spans: list[Span]) -> list[Span]:
