@@ -27,6 +27,7 @@ def offline(
     dtype: str = typer.Option("auto", "--dtype", help="Type of weights and activations."),
     max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
     tree_attention: bool = typer.Option(True, help="On a GPU, read a prefix that rows share once for all of them."),
+    deterministic: bool = typer.Option(False, "--deterministic", help="The kernels whose bits depend on no batch."),
 ) -> None:
     """Run workloads in this process and compare each with the floor that the machine's own rates set."""
     limit_spinning()
@@ -40,6 +41,7 @@ def offline(
         dtype=dtype,
         max_rows=max_rows,
         tree_attention=tree_attention,
+        deterministic=deterministic,
     )
     report = bench.run(workloads.split(","), config, repeat=repeat, note=lambda text: print(text, flush=True))
     if out is not None:
