@@ -275,7 +275,7 @@ class LLGuidanceEngine:
         self._try_first_token(first)
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, grammar, self._follower)
-        if self._follower is None or spec.kind != "json_schema":
+        if self._follower is None or spec.kind not in ("json_schema", "tools"):
             found.follower = None
         found.read_if_short()
         return found

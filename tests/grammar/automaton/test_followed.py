@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,9 @@ from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
 from sglite.grammar.matcher import Matcher
+from sglite.grammar.tools import CallSyntax, ToolAnswer, ToolCall, tools
 from sglite.grammar.vocab import Vocab
+from sglite.protocol import GrammarSpec
 
 _PIECES = [
     "a", "ab", "the", " name", "\\", '\\"', "\\\\", "\\n", "\\u", "\\u00", "\\u001", "\\u0000", "0", "00", "01f", "u",
@@ -91,7 +94,11 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def both(compiler: GrammarCompiler, schema: dict[str, Any]) -> tuple[FollowedMatcher, LLGuidanceMatcher]:
-    grammar = compiler.compile_now(spec.json_schema(schema))
+    return both_of(compiler, spec.json_schema(schema))
+
+
+def both_of(compiler: GrammarCompiler, wanted: GrammarSpec) -> tuple[FollowedMatcher, LLGuidanceMatcher]:
+    grammar = compiler.compile_now(wanted)
     assert isinstance(grammar, Grammar)
     base = grammar.base
     assert isinstance(base, LLGuidanceGrammar)
@@ -124,6 +131,23 @@ def odd_first(rng: random.Random, ids: list[int], vocab: Vocab) -> int:
     """A legal token; often one that closes, escapes or cuts a character."""
     odd = [i for i in ids if any(byte in b'"\\]},' or byte > 127 for byte in vocab.tokens[i])]
     return rng.choice(odd if odd and rng.random() < 0.6 else ids)
+
+
+def test_required_tool_calls_are_followed_too(compiler: GrammarCompiler) -> None:
+    vocab = compiler.vocab
+    calls = tuple(ToolCall(name, json.dumps(SCHEMAS[name])) for name in ("short strings", "numbers"))
+    wanted = tools(ToolAnswer(calls=calls, syntax=CallSyntax("<c>", "</c>", "arguments", "\n"), must_call=True))
+    for seed in range(12):
+        rng = random.Random(seed)
+        followed, exact = both_of(compiler, wanted)
+        so_far: list[int] = []
+        for _ in range(80):
+            ids = bitmask.ids(same(followed, exact, vocab, so_far)).tolist()
+            token_id = odd_first(rng, ids, vocab)
+            assert followed.accept([token_id]) == exact.accept([token_id]) == 1
+            so_far.append(token_id)
+            if token_id in vocab.stop_ids or followed.finished:
+                break
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
