@@ -100,7 +100,9 @@ def load_kernels(threads: int) -> CompiledKernels | None:
     try:
         from sglite.runtime.device.cpu_compiled import CompiledKernels  # brings numba in, which takes half a second
     except ImportError as error:
-        logger.warning("no compiled CPU kernels (%s): float32 runs at about half of its speed; pip install numba", error)
+        logger.warning(
+            "no compiled CPU kernels (%s): float32 runs at about half of its speed; pip install numba", error
+        )
         return None
     return CompiledKernels(threads)
 

@@ -32,8 +32,10 @@ def pages_of(rows: Rows, page_size: int, *, shuffled: bool, shared: int = 0, see
 
 
 def both(rows: Rows, table: np.ndarray, page_size: int, *, norms: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output of the CPU's attention, of the reference) for random queries, keys, values and cached KV."""
-    device = CpuDevice(num_threads=1)
+    """(output of the CPU's attention, of the reference) for random queries, keys, values and cached KV. The compiled
+    one is compared on the way."""
+    device = CpuDevice(num_threads=1, compiled=False)
+    compiled = CpuDevice(num_threads=1)
     tables = RowTables(table, torch.from_numpy(table), torch.zeros(len(rows), dtype=torch.int32), page_size)
     batch = make_batch([Part(i, start, [0] * new) for i, (start, new) in enumerate(rows)])
     inputs = device.prepare(batch, tables)
@@ -42,15 +44,25 @@ def both(rows: Rows, table: np.ndarray, page_size: int, *, norms: bool = False) 
     cache.k[0].normal_()
     cache.v[0].normal_()
     plain = KVCache([cache.k[0].clone()], [cache.v[0].clone()], page_size)
+    copied = compiled.make_kv_cache(SHAPE, num_pages=PAGES, page_size=page_size)
+    copied.k[0].copy_(cache.k[0])
+    copied.v[0].copy_(cache.v[0])
     qkv = torch.randn(batch.num_tokens, (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim)
     angles = torch.rand(4096, SHAPE.head_dim // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
     head_norms = (Norm(torch.rand(16), 1e-5), Norm(torch.rand(16), 1e-5)) if norms else None
     outs = []
-    for attention in (TorchAttention(SHAPE, plain), device.make_attention(SHAPE, cache)):
+    for attention in (
+        TorchAttention(SHAPE, plain),
+        device.make_attention(SHAPE, cache),
+        compiled.make_attention(SHAPE, copied),
+    ):
         attention.plan(inputs)
         outs.append(attention.attend(0, qkv.clone(), head_norms, cos_sin, inputs))
-    torch.testing.assert_close(cache.k[0], plain.k[0], atol=1e-5, rtol=1e-5)  # what was written
+    for written in (cache, copied):
+        torch.testing.assert_close(written.k[0], plain.k[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(written.v[0], plain.v[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outs[2], outs[0], atol=3e-6, rtol=1e-5)
     return outs[1], outs[0]
 
 
@@ -116,6 +128,29 @@ def test_random_batches(seed: int) -> None:
     table = pages_of(rows, page_size, shuffled=bool(rng.integers(2)), shared=shared, seed=seed)
     out, expected = both(rows, table, page_size)
     torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [4, 6, 12, 64, 80])
+def test_compiled_attention_knows_every_head_size(head_dim: int) -> None:
+    shape = AttentionShape(
+        num_layers=1, num_heads=3, num_kv_heads=1, head_dim=head_dim, scale=head_dim**-0.5, dtype=torch.float32
+    )
+    device = CpuDevice(num_threads=2)
+    caches = [device.make_kv_cache(shape, num_pages=64, page_size=1) for _ in range(2)]
+    table = np.arange(64, dtype=np.int32).reshape(2, 32)
+    tables = RowTables(table, torch.from_numpy(table), torch.zeros(2, dtype=torch.int32), 1)
+    torch.manual_seed(0)
+    cos_sin = torch.rand(64, head_dim)
+    backends = TorchAttention(shape, caches[0]), device.make_attention(shape, caches[1])
+    for parts in ([Part(0, 0, [0] * 9), Part(1, 0, [0] * 6)], [Part(0, 9, [0]), Part(1, 6, [0] * 3)]):
+        batch = make_batch(parts)
+        inputs = device.prepare(batch, tables)
+        qkv = torch.randn(batch.num_tokens, 5 * head_dim)
+        outs = []
+        for backend in backends:
+            backend.plan(inputs)
+            outs.append(backend.attend(0, qkv.clone(), None, cos_sin, inputs))
+        torch.testing.assert_close(outs[1], outs[0], atol=2e-6, rtol=1e-5)
 
 
 def test_parts_have_little_padding_and_a_bounded_size() -> None:
