@@ -256,6 +256,32 @@ def test_a_program_runs_over_the_wire(server: Server) -> None:
     assert state["verdict"] in ("yes", "no")
 
 
+def test_a_penalty_does_not_touch_the_keys_of_a_schema(client: openai.OpenAI) -> None:
+    item = {"type": "object", "properties": {"name": {"enum": ["a", "b"]}}, "required": ["name"]}
+    schema = {"type": "array", "items": {**item, "additionalProperties": False}, "minItems": 6, "maxItems": 6}
+    answer = client.chat.completions.create(
+        model="m",
+        messages=ASK,
+        frequency_penalty=2,
+        presence_penalty=2,
+        temperature=0,
+        extra_body={"json_schema": schema},
+    )
+    jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
+
+
+def test_logprobs_beside_a_schema_are_strict_json(server: Server) -> None:
+    body = {"messages": ASK, "json_schema": SUM, "logprobs": True, "top_logprobs": 5, "max_tokens": 40}
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).text
+
+    def not_json(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    entries = json.loads(text, parse_constant=not_json)["choices"][0]["logprobs"]["content"]
+    assert entries
+    assert all(-9999 <= top["logprob"] <= 0 for entry in entries for top in entry["top_logprobs"])
+
+
 async def test_bad_requests_do_not_disturb_their_neighbours(server: Server) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
 
