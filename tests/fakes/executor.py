@@ -56,12 +56,14 @@ class ScriptedExecutor:
         vocab_size: int = 259,
         max_len: int = 4096,
         overlaps: bool = False,
+        kept_mask_rows: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.max_rows = max_rows
         self.vocab_size = vocab_size
         self.mask_rows = 4 * max_rows
+        self.kept_mask_rows = kept_mask_rows
         self.overlaps = overlaps
         self.shares_prefix_reads = False
         self.fail_on: dict[str, set[int]] = {"forward": set(), "sample": set(), "wait": set()}
@@ -75,6 +77,7 @@ class ScriptedExecutor:
         self._last = np.zeros(max_rows, np.int64)
         self._sampling: dict[int, RowSampling] = {}
         self._mask = np.zeros((self.mask_rows, -(-vocab_size // 32)), np.int32)
+        self._kept = np.zeros((kept_mask_rows, -(-vocab_size // 32)), np.int32)
         self._logits: list[np.ndarray] = []
 
     @property
@@ -144,6 +147,8 @@ class ScriptedExecutor:
             self._last[row] = result.tokens[i, result.num_accepted[i] - 1]
             if i in wanted:
                 self._report(i, row, logits[-1 - len(drafts) :], result)
+        for slot, place in batch.kept_masks:
+            self._kept[place] = self._mask[slot]
         return ScriptedPending(result, fails=batch.step in self.fail_on["wait"])
 
     def _verify(
@@ -172,7 +177,8 @@ class ScriptedExecutor:
         for token_id, bias in sampling.logit_bias:
             logits[token_id] += bias
         if slot != NO_MASK:
-            bits = np.unpackbits(self._mask[slot].view(np.uint8), bitorder="little")[: self.vocab_size]
+            mask = self._mask[slot] if slot < self.mask_rows else self._kept[slot - self.mask_rows]
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.vocab_size]
             if not bits.any():
                 return None
             logits[bits == 0] = -np.inf

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglite.errors import GrammarViolation
-from sglite.grammar.matcher import Bitmask, Matcher
+from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
 from sglite.protocol import Coverage, CoverageItem, GrammarSpec
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -161,6 +161,30 @@ class BatchLoopFiller(LoopFiller):
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
         self.advances += 1
         return [m.accept((t,)) == 1 for m, t in zip(matchers, token_ids, strict=True)]
+
+
+class SharingFiller(BatchLoopFiller):
+    """Masks of texts that allow the same are one, made once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: dict[frozenset[int], SharedMask] = {}
+
+    def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
+        found: list[SharedMask | None] = []
+        failures: dict[int, Exception] = {}
+        for i, matcher in enumerate(matchers):
+            allowed = frozenset(matcher.allowed()) if isinstance(matcher, TextsMatcher) else None
+            if allowed is not None and allowed not in self.masks:
+                row = np.zeros(-(-ByteTokenizer.vocab_size // 32), np.int32)
+                try:
+                    matcher.fill(row)
+                except GrammarViolation as error:
+                    failures[i], allowed = error, None
+                else:
+                    self.masks[allowed] = SharedMask(row)
+            found.append(None if allowed is None else self.masks[allowed])
+        return found, failures
 
 
 class FakeGrammars:
