@@ -14,7 +14,7 @@ from sglite.grammar.vocab import Vocab
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine.thread import Built
 from sglite.runtime.config import EngineConfig, SamplingDefaults
-from sglite.runtime.device.preload import begin_loading_torch, has_gpu_driver
+from sglite.runtime.device.preload import begin_loading_torch, has_gpu_driver, without_collections
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.engine import EngineCore
 from sglite.runtime.executor.warm_up import warm_up
@@ -25,7 +25,7 @@ from sglite.text.tokenizer import Tokenizer
 
 def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     """Raises ModelError, ModelNotFound or InvalidRequest when the options and the model do not work."""
-    begin_loading_torch()
+    begin_loading_torch(gpu=_gpu(config))
     progress(f"finding the model {config.model}")
     source = resolve_model(
         config.model,
@@ -37,12 +37,12 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     max_len = max_context(config.max_model_len, source.config)
     # The grammar tables (a second for 152k tokens) are made in threads while the weights load.
     vocab = Vocab.of(tokenizer, vocab_size=min(tokenizer.vocab_size, source.config.vocab_size))
-    grammars = GrammarCompiler(vocab, _compiler_config(beside_gpu=_beside_gpu(config)))
+    grammars = GrammarCompiler(vocab, _compiler_config(beside_gpu=_gpu(config) is not None and has_gpu_driver()))
     grammars.warm()
     progress("loading the weights")
     try:
-        from sglite.runtime.executor.build import build_executor  # torch's own modules take a second or two
-
+        with without_collections():  # torch's own modules take seconds
+            from sglite.runtime.executor.build import build_executor
         executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
         warm_up(executor, max_model_len=max_len)
     except BaseException:
@@ -64,9 +64,10 @@ def sampling_defaults(source: ModelSource) -> SamplingDefaults:
     return SamplingDefaults(**said)
 
 
-def _beside_gpu(config: EngineConfig) -> bool:
-    """A guess, where the device is to be found: it decides about a number of threads and nothing else."""
-    return has_gpu_driver() if config.device == "auto" else config.device != "cpu"
+def _gpu(config: EngineConfig) -> int | None:
+    """The number of the GPU that the engine will use if there is one."""
+    kind, _, number = config.device.partition(":")
+    return None if kind == "cpu" else int(number) if number.isdigit() else 0
 
 
 def _compiler_config(*, beside_gpu: bool) -> CompilerConfig:

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import sys, threading
 from sglite.runtime.device.preload import begin_loading_torch
-begin_loading_torch()
+begin_loading_torch(gpu=0)
 assert "torch" not in sys.modules
 loading = [t for t in threading.enumerate() if t.name == "sglite-load-torch"]
 for thread in loading:
@@ -16,7 +16,7 @@ for thread in loading:
 mapped = any("libtorch_cpu" in line for line in open("/proc/self/maps"))
 import torch
 assert torch.ones(2).sum() == 2
-begin_loading_torch()
+begin_loading_torch(gpu=None)
 print(mapped)
 """
 
