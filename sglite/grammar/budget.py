@@ -28,10 +28,12 @@ _OPENINGS = 16  # values that one token may open
 class BudgetMatcher:
     """See `sglite.grammar.matcher.Matcher`. A layer for the batch filler."""
 
+    is_budgeted = True  # what is around it must spend tokens by `spend` alone
+
     def __init__(self, below: Matcher, budget: int, vocab: Vocab, reach: Reach) -> None:
         """Raises InvalidRequest where the shortest way found takes more than `budget` tokens."""
         self.below: Matcher = below
-        self._budget = budget
+        self._budget = budget  # what is left of it before the first token of this matcher
         self._vocab = vocab
         self._reach = reach
         self._states = [JsonState()]  # after each accepted token
@@ -54,6 +56,15 @@ class BudgetMatcher:
             else:
                 self._way_is_known = False
         return len(token_ids)
+
+    def spend(self, num_tokens: int) -> None:
+        """Tokens went elsewhere (a thinking phase), or came back where `num_tokens` is negative."""
+        self._budget -= num_tokens
+
+    @property
+    def spare(self) -> int:
+        """How many tokens may go elsewhere from here, so that the shortest way to the end still fits."""
+        return self._spare()
 
     def rollback(self, num_tokens: int) -> None:
         assert 0 <= num_tokens < len(self._states), "rollback past the start"

@@ -27,11 +27,15 @@ MAX_PROBES = 2_000  # rests that are tried on the inner matcher for one mask; a 
 
 
 def heal_token(token_id: int, inner: Matcher | None, vocab: Vocab) -> HealedMatcher | None:
-    """A matcher that must continue the bytes of `token_id`; None where no other token begins with them."""
+    """A matcher that must continue the bytes of `token_id`; None where no other token begins with them.
+
+    Where `inner` has to close within a number of tokens (`is_budgeted`) one token spells the prefix again, and what it
+    goes beyond it is a token that the inner mask allows: so nothing is spent that `inner` does not know of.
+    """
     prefix = vocab.tokens[token_id] if 0 <= token_id < vocab.size else b""
     if not prefix or not vocab.reaches_over(prefix):
         return None
-    return HealedMatcher(prefix, inner, vocab)
+    return HealedMatcher(prefix, inner, vocab, at_once=getattr(inner, "is_budgeted", False))
 
 
 def heal_prefix(token_ids: Sequence[int], vocab: Vocab) -> tuple[list[int], bytes] | None:
@@ -53,8 +57,10 @@ class _Beyond:
 class HealedMatcher:
     """See `sglite.grammar.matcher.Matcher`. `inner` None: free text after the prefix."""
 
-    def __init__(self, prefix: bytes, inner: Matcher | None, vocab: Vocab) -> None:
+    def __init__(self, prefix: bytes, inner: Matcher | None, vocab: Vocab, *, at_once: bool = False) -> None:
+        """`at_once`: see `heal_token`."""
         self.prefix = prefix
+        self._at_once = at_once
         self._inner = inner
         self._vocab = vocab
         self._at = 0  # bytes of the prefix that are there already
@@ -89,7 +95,8 @@ class HealedMatcher:
             self._inner.rollback(inner_tokens)
 
     def fork(self) -> HealedMatcher:
-        twin = HealedMatcher(self.prefix, None if self._inner is None else self._inner.fork(), self._vocab)
+        inner = None if self._inner is None else self._inner.fork()
+        twin = HealedMatcher(self.prefix, inner, self._vocab, at_once=self._at_once)
         twin._at, twin._steps = self._at, list(self._steps)
         return twin
 
@@ -124,12 +131,14 @@ class HealedMatcher:
             return (0, 1) if self._inner.accept([token_id]) else None
         text = self._vocab.tokens[token_id] if 0 <= token_id < self._vocab.size else b""
         owed = self.prefix[self._at :]
-        if text and owed.startswith(text):
+        if text and owed.startswith(text) and (text == owed or not self._at_once):
             return (len(text), 0)
         if not text.startswith(owed):
             return None
         if self._inner is None:
             return (len(owed), 0)
+        if self._at_once:
+            return self._step_at_once(text[len(owed) :], self._inner)
         rest = self._vocab.spell(text[len(owed) :])
         if rest is None:
             return None
@@ -139,9 +148,17 @@ class HealedMatcher:
             return None
         return (len(owed), len(rest))
 
+    def _step_at_once(self, rest: bytes, inner: Matcher) -> tuple[int, int] | None:
+        row = bitmask.empty(self._vocab.size)
+        inner.fill(row)
+        rest_id = (*self._vocab.with_bytes(rest), -1)[0]
+        if rest_id < 0 or not bitmask.contains(row, rest_id) or not inner.accept((rest_id,)):
+            return None
+        return (len(self.prefix), 1)
+
     def _fill_prefix(self, row: Bitmask) -> None:
         owed = self.prefix[self._at :]
-        legal = [*self._vocab.inside(owed), *self._vocab.with_bytes(owed)]
+        legal = [*([] if self._at_once else self._vocab.inside(owed)), *self._vocab.with_bytes(owed)]
         beyond = self._beyond(owed)
         if self._inner is None:
             allowed = beyond.token_ids
@@ -167,6 +184,10 @@ class HealedMatcher:
         known = (beyond.rest_ids >= 0) & (not forced)
         legal = np.zeros(len(beyond.rests), dtype=bool)
         legal[known] = flags[beyond.rest_ids[known]]
+        if self._at_once:
+            named = beyond.rest_ids >= 0
+            legal[named] = flags[beyond.rest_ids[named]]
+            return legal
         first = {self._vocab.tokens[i][:1] for i in (forced[:1] or bitmask.ids(row).tolist())}
         unknown = [i for i in np.flatnonzero(~known) if beyond.rests[i][:1] in first]
         for i in unknown[:MAX_PROBES]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglite.grammar import bitmask, spec
+from sglite.grammar.closing import JsonState, closing_tokens
 from sglite.grammar.heal import heal_prefix, heal_token
 from sglite.grammar.vocab import Vocab
 from tests.fakes.bpe import bpe_tokenizer
@@ -125,3 +126,21 @@ def test_the_batch_filler_gives_the_same_rows(bpe_compiler):
         matcher.fill(alone)
         assert np.array_equal(rows[row], alone)
     assert not rows[1].any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("extra", [0, 1, 4])
+def test_what_closes_in_time_does_so_behind_a_healed_token(bpe_compiler, seed, extra):
+    """The token that spells the prefix again is the one that was dropped; none is spent beyond the budget."""
+    rng, vocab = random.Random(seed), bpe_compiler.vocab
+    grammar = bpe_compiler.compile_now(SPECS["json_schema"])
+    least = len(closing_tokens(grammar.matcher(), vocab, JsonState()))
+    budget = least + extra
+    matcher = heal_token(token(vocab, rng.choice(["am", "J", "a"])), grammar.matcher(budget=budget), vocab)
+    tokens: list[int] = []
+    while not matcher.finished and len(tokens) < budget + 1:
+        forced = matcher.forced() if seed % 2 else []
+        tokens += forced or [rng.choice([i for i in legal(matcher, vocab.size) if i not in vocab.stop_ids])]
+        assert matcher.accept(forced or tokens[-1:]) == len(forced or tokens[-1:])
+    assert len(tokens) <= budget + 1
+    assert matcher.can_stop

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sglite.errors import InvalidRequest
+from sglite.grammar.budget import BudgetMatcher
 from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.runtime.scheduler.masks import allow, forbid
 
@@ -11,17 +13,27 @@ from sglite.runtime.scheduler.masks import allow, forbid
 class DelayedMatcher:
     """Everything but a stop id is legal until the marker's ids were generated; then `inner` rules (None: nobody).
 
-    `budget`: after that many tokens without it the marker is forced. A layer in the sense of the batch filler:
-    once the marker is there, the mask is that of `below`.
+    `budget`: after that many tokens without it the marker is forced; before that where `inner` has to close within a
+    number of tokens, of which those here are some. A layer in the sense of the batch filler: once the marker is there,
+    the mask is that of `below`.
     """
 
     def __init__(
         self, inner: Matcher | None, marker: Sequence[int], *, budget: int | None, stop_ids: Sequence[int]
     ) -> None:
+        """Raises InvalidRequest where an inner budget does not hold the marker and the shortest answer."""
         assert marker, "a marker of no tokens is no delay"
         self._inner = inner
         self._marker = tuple(marker)
         self._budget = budget
+        if isinstance(inner, BudgetMatcher):
+            spare = inner.spare - len(marker)
+            if spare < 0:
+                raise InvalidRequest(
+                    f"the shortest answer and the end of thinking take {-spare} tokens more than max_tokens",
+                    param="max_tokens",
+                )
+            self._budget = spare if budget is None else min(budget, spare)
         self._stop_ids = tuple(stop_ids)
         self._free: list[int] = []  # up to and with the marker
         self._num_inner = 0
@@ -53,8 +65,19 @@ class DelayedMatcher:
             if token_id in self._stop_ids or (self._due is not None and token_id != self._due):
                 return done
             self._free.append(token_id)
-            self._begun = tuple(self._free[-len(self._marker) :]) == self._marker
+            if tuple(self._free[-len(self._marker) :]) == self._marker:
+                self._begin(len(self._free))
         return len(token_ids)
+
+    def _begin(self, num_free: int) -> None:
+        self._begun = True
+        if isinstance(self._inner, BudgetMatcher):
+            self._inner.spend(num_free)
+
+    @property
+    def is_budgeted(self) -> bool:
+        """`inner` counts tokens."""
+        return isinstance(self._inner, BudgetMatcher)
 
     def rollback(self, num_tokens: int) -> None:
         inner = min(num_tokens, self._num_inner)
@@ -64,12 +87,15 @@ class DelayedMatcher:
         free = num_tokens - inner
         assert free <= len(self._free), "rollback past the start"
         if free:
+            if self._begun and isinstance(self._inner, BudgetMatcher):
+                self._inner.spend(-len(self._free))
             del self._free[-free:]
             self._begun = False
 
     def fork(self) -> DelayedMatcher:
         inner = None if self._inner is None else self._inner.fork()
-        twin = DelayedMatcher(inner, self._marker, budget=self._budget, stop_ids=self._stop_ids)
+        twin = object.__new__(DelayedMatcher)
+        twin._inner, twin._marker, twin._budget, twin._stop_ids = inner, self._marker, self._budget, self._stop_ids
         twin._free, twin._num_inner, twin._begun = list(self._free), self._num_inner, self._begun
         return twin
 

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from sglite.errors import InvalidRequest
+from sglite.grammar import spec
+from sglite.grammar.budget import BudgetMatcher
+from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
+from sglite.grammar.vocab import Vocab
 from sglite.runtime.scheduler.delayed import DelayedMatcher
 from tests.fakes.matcher import STOP_IDS, TextsMatcher
 
@@ -66,3 +73,38 @@ def test_without_a_grammar_it_only_bounds_the_thinking() -> None:
 def test_a_delay_needs_a_marker() -> None:
     with pytest.raises(AssertionError):
         DelayedMatcher(None, (), budget=None, stop_ids=STOP_IDS)
+
+
+def _budgeted(compiler: GrammarCompiler, budget: int) -> BudgetMatcher:
+    matcher = compiler.compile_now(spec.choice(["yes indeed", "no"])).matcher(budget=budget)
+    assert isinstance(matcher, BudgetMatcher)
+    return matcher
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(Vocab.of_bytes(), CompilerConfig(isolate=False))
+    yield compiler
+    compiler.close()
+
+
+def test_thinking_ends_while_the_answer_still_fits(compiler: GrammarCompiler) -> None:
+    matcher = DelayedMatcher(_budgeted(compiler, 9), (7, 8), budget=None, stop_ids=STOP_IDS)
+    assert matcher.accept([1] * 9) == 5
+    assert matcher.forced()[:2] == [7, 8]
+    assert matcher.accept([7, 8]) == 2
+    assert _allowed(matcher) == {ord("n")}, "the longer answer does not fit"
+    matcher.rollback(6)
+    assert matcher.accept([7, 8]) == 2
+    assert matcher.fork().accept(list(b"no")) == 2
+
+
+def test_thinking_may_be_short_and_the_answer_long(compiler: GrammarCompiler) -> None:
+    matcher = DelayedMatcher(_budgeted(compiler, 60), (7, 8), budget=None, stop_ids=STOP_IDS)
+    assert matcher.accept([1, 7, 8]) == 3
+    assert _allowed(matcher) == {ord("n"), ord("y")}
+
+
+def test_a_budget_without_room_for_marker_and_answer_is_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        DelayedMatcher(_budgeted(compiler, 3), (7, 8), budget=None, stop_ids=STOP_IDS)
