@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sglite.grammar.residual.rules import NOTHING, ResidualRules, Shape
-from sglite.grammar.schema.pattern_text import found_in
+from sglite.grammar.schema.pattern_text import matcher
 from sglite.grammar.schema.values import identity, parse_json
 
 OUTSIDE, KEY, STRING, SCALAR = range(4)
@@ -20,6 +20,7 @@ OUTSIDE, KEY, STRING, SCALAR = range(4)
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _PLAIN = Shape()
+_MATCH_SECONDS = 0.001  # a pattern may backtrack without end, and others wait
 
 
 class Seen:
@@ -129,11 +130,19 @@ class Tracker:
         return walk.state() if walk.value_ended(0) else None
 
     def may_run_out(self, key: bytes) -> bool:
+        """Errs on the side of True: only a look at what may follow hangs on it."""
         patterns = self.rules.keys_run_out
-        return bool(patterns) and any(found_in(pattern, json.loads(b'"' + key + b'"')) for pattern in patterns)
+        return bool(patterns) and any(_may_match(pattern, json.loads(b'"' + key + b'"')) for pattern in patterns)
 
     def shape(self, number: int) -> Shape:
         return _PLAIN if number == NOTHING else self.rules.shapes[number]
+
+
+def _may_match(pattern: str, key: str) -> bool:
+    try:
+        return matcher(pattern).search(key, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError:
+        return True
 
 
 class _Walk:

@@ -58,7 +58,9 @@ def pattern_count(text: str) -> int:
 
 
 def _some_words(tree: Pattern) -> set[str]:
-    """Up to _ENOUGH of the strings."""
+    """Up to _ENOUGH of the strings, none for a tree whose strings are long."""
+    if lengths(tree)[0] > _ENOUGH:
+        return set()
     match tree:
         case Chars(ranges, negated, properties):
             if properties:
@@ -75,6 +77,8 @@ def _some_words(tree: Pattern) -> set[str]:
         case Repeat(body, least, most):
             words = _some_words(body)
             found, longer = set(), {""}
+            if least > _ENOUGH:
+                return found
             for count in range(min(least + _ENOUGH, least + 1 if most is None else most) + 1):
                 found |= longer if count >= least else set()
                 longer = _products(longer, words)
