@@ -170,11 +170,8 @@ class Intake:
                 min_tokens=params.min_tokens,
                 stream=source.stream,
                 num_logprobs=num_logprobs,
-                # every token of such a request goes through the sampler: it reports or counts them
-                jump_forward=source.jump_forward
-                and self._config.jump_forward
-                and num_logprobs < 0
-                and not sampling.needs_counts,
+                # with logprobs every token goes through the sampler, which reports them
+                jump_forward=source.jump_forward and self._config.jump_forward and num_logprobs < 0,
                 include_stop=params.include_stop,
             ),
         )
