@@ -11,9 +11,8 @@ from tests.fakes.tiny_models import tiny_executor, tiny_reference
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.runtime.harness import Harness
 
-WORDS = choice(
-    *(f"the same words {a}{b}{c}{d} and the same end" for a in "th" for b in "es" for c in "wn" for d in "do")
-)
+_ENDS = [a + b + c + d for a in "th" for b in "es" for c in "wn" for d in "do"]
+WORDS = choice(*(f"the same words {end} and the same end" for end in _ENDS))
 PENALTIES = (
     {"repetition_penalty": 1.7},
     {"presence_penalty": 1.5, "frequency_penalty": 0.9},

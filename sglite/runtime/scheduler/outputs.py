@@ -159,10 +159,21 @@ class OutputProcessor:
                 more[i] = True
             elif ahead > under_way:
                 saved[i] = ahead - under_way
+            elif ahead:
+                self._count_forced(request, 1)
         if self._jumps.pays(saved, len(step.requests)):
             self._jumping.update(saved)
             more.update(dict.fromkeys(saved, True))
+        else:
+            for i in saved:
+                self._count_forced(step.requests[i], 1)
         return more
+
+    def _count_forced(self, request: Request, count: int) -> None:
+        """Tokens that the grammar decides, entered at once or drawn next."""
+        assert request.completion is not None
+        request.completion.forced_tokens += count
+        self._metrics.forced_tokens += count
 
     def _accepts(self, request: Request, token_id: int) -> bool:
         assert request.matcher is not None
@@ -239,21 +250,21 @@ class OutputProcessor:
         completion = request.completion
         assert completion is not None
         status = error = None
-        forced_before = completion.forced_tokens
+        before = request.num_output
         try:
             for token_id in token_ids:
                 status = self._append(request, token_id, accepted=accepted)
                 if status is not None:
                     break
             if status is None and request.matcher is not None:
-                if jump and completion.jump_forward:
-                    status = self._append_forced(request)
+                if completion.jump_forward:
+                    status = self._append_forced(request) if jump else self._draw_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
                     request.matcher = None  # a healed token or a bounded thinking phase has no more to say
         except Exception as caught:  # noqa: BLE001 - a grammar engine may raise anything; it ends its own request
             error = _request_error(caught)
         if request.status is RequestStatus.RUNNING:
-            self._update_row(request, forced=completion.forced_tokens > forced_before)
+            self._update_row(request, forced=request.num_output > before + len(token_ids))
         if error is not None:
             self.fail(request, error)
         elif status is not None:
@@ -309,6 +320,11 @@ class OutputProcessor:
             return RequestStatus.GRAMMAR_END
         return RequestStatus.LENGTH if request.num_tokens >= request.limit else None
 
+    def _draw_forced(self, request: Request) -> None:
+        """The next token will be a forced one, under its mask."""
+        if request.matcher is not None and request.matcher.forced():
+            self._count_forced(request, 1)
+
     def _append_forced(self, request: Request) -> RequestStatus | None:
         completion, matcher = request.completion, request.matcher
         assert completion is not None
@@ -318,8 +334,7 @@ class OutputProcessor:
             return None
         if matcher.accept(run) != len(run):
             raise GrammarViolation("a forced text was refused by its own grammar; this is an engine error")
-        completion.forced_tokens += len(run)
-        self._metrics.forced_tokens += len(run)
+        self._count_forced(request, len(run))
         self._metrics.completion_tokens += len(run)
         for token_id in run:
             request.append(token_id)
