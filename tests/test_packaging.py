@@ -64,7 +64,7 @@ def test_the_dockerfile_runs_only_the_tested_steps() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.packaging
 def test_the_images_steps_give_a_working_command(tmp_path: Path) -> None:
     """Without a container engine, and without fetching anything: dependencies come from this environment."""
     offline = "--no-build-isolation --no-index --no-deps"

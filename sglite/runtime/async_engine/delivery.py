@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -130,10 +131,21 @@ class Mailboxes:
         return LoopSink(mailbox)
 
 
+ABANDONED_S = 30.0  # after which an id is free although its last output has not come
+
+
 @dataclass(slots=True)
 class _Entry:
-    sink: Sink
+    """`sink` None: nobody reads any more, but outputs of this request may still be on their way. Its id stays in use,
+    or a new request with it would be given them."""
+
+    sink: Sink | None
     unfinished: int  # completions that have not ended yet
+    abandoned: float = 0.0  # time.monotonic() seconds
+
+    @property
+    def over(self) -> bool:
+        return self.sink is None and time.monotonic() - self.abandoned > ABANDONED_S
 
 
 class Router:
@@ -141,6 +153,7 @@ class Router:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._abandoned: deque[str] = deque()  # ids in the order in which they were given up
         self._lock = threading.Lock()
         self._failure: ErrorInfo | None = None
 
@@ -159,13 +172,27 @@ class Router:
             failure = self.failure
             if failure is not None:
                 raise failure
-            if request_id in self._entries:
+            known = self._entries.get(request_id)
+            if known is not None and not known.over:
                 raise InvalidRequest(f"request id {request_id!r} is already in use", param="request_id")
             self._entries[request_id] = _Entry(sink, completions)
 
-    def forget(self, request_id: str) -> bool:
-        """Nobody waits for it any more. Returns whether it was unfinished."""
-        return self._entries.pop(request_id, None) is not None
+    def forget(self, request_id: str, sink: Sink) -> bool:
+        """The sink waits for it no more. Returns whether it was unfinished, so that its end has to be seen to."""
+        with self._lock:
+            entry = self._entries.get(request_id)
+            if entry is None or entry.sink is not sink:
+                return False
+            entry.sink, entry.abandoned = None, time.monotonic()
+            self._abandoned.append(request_id)
+            while self._abandoned:  # the oldest, where the engine never said that they ended
+                oldest = self._entries.get(self._abandoned[0])
+                if oldest is not None and oldest.sink is None and not oldest.over:
+                    break
+                if oldest is not None and oldest.over:
+                    del self._entries[self._abandoned[0]]
+                self._abandoned.popleft()
+            return True
 
     def deliver(self, outputs: Iterable[RequestOutput | ScoreOutput]) -> list[str]:
         """Hand the outputs of one turn over. Returns the ids of unfinished requests whose reader is gone."""
@@ -174,19 +201,21 @@ class Router:
             entry = self._entries.get(output.request_id)
             if entry is None:
                 continue
-            entry.sink.put(output)
-            touched[entry.sink] = output.request_id
+            sink = entry.sink  # once: another thread may give it up meanwhile
+            if sink is not None:
+                sink.put(output)
+                touched[sink] = output.request_id
             if isinstance(output, ScoreOutput) or output.finished:
                 entry.unfinished -= 1
                 if entry.unfinished <= 0:
                     self._entries.pop(output.request_id, None)
-        gone = [request_id for sink, request_id in touched.items() if not sink.flush()]
-        return [request_id for request_id in gone if self.forget(request_id)]
+        gone = [(request_id, sink) for sink, request_id in touched.items() if not sink.flush()]
+        return [request_id for request_id, sink in gone if self.forget(request_id, sink)]
 
     def refuse(self, request_id: str, error: SgliteError) -> None:
         """End one request with this error."""
         entry = self._entries.pop(request_id, None)
-        if entry is not None:
+        if entry is not None and entry.sink is not None:
             entry.sink.put(_failed(request_id, error))
             entry.sink.flush()
 
@@ -196,9 +225,11 @@ class Router:
             self._failure = ErrorInfo.of(error)
             entries = list(self._entries.items())
             self._entries.clear()
+            self._abandoned.clear()
         for request_id, entry in entries:
-            entry.sink.put(_failed(request_id, error))
-            entry.sink.flush()
+            if entry.sink is not None:
+                entry.sink.put(_failed(request_id, error))
+                entry.sink.flush()
 
     def revive(self) -> None:
         """Take requests again, after a restart of what answers them."""

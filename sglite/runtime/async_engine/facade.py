@@ -48,7 +48,7 @@ from sglite.runtime.async_engine.arguments import (
     split_truncate,
 )
 from sglite.runtime.async_engine.checks import checked_fields, checked_grammar, checked_seconds, checked_text
-from sglite.runtime.async_engine.delivery import Item, ThreadSink
+from sglite.runtime.async_engine.delivery import Item, Sink, ThreadSink
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.threads import limit_spinning
@@ -232,7 +232,7 @@ class Engine:
         try:
             output = _checked(sink.get())
         finally:
-            self._drop(request.request_id)
+            self._drop(request.request_id, sink)
         assert isinstance(output, ScoreOutput)
         return output
 
@@ -259,7 +259,7 @@ class Engine:
                 left -= output.finished
                 yield output
         finally:
-            self._drop(request.request_id)
+            self._drop(request.request_id, sink)
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         sink = self._front.mailboxes.sink()
@@ -267,7 +267,7 @@ class Engine:
         try:
             output = _checked(await sink.get())
         finally:
-            self._drop(request.request_id)
+            self._drop(request.request_id, sink)
         assert isinstance(output, ScoreOutput)
         return output
 
@@ -287,7 +287,7 @@ class Engine:
         try:
             output = _checked(await sink.get())
         finally:
-            self._drop(request_id)
+            self._drop(request_id, sink)
         assert isinstance(output, RequestOutput)
         return output.usage.prompt_tokens
 
@@ -357,9 +357,9 @@ class Engine:
         if os.getpid() != self._pid:
             raise EngineDead("this engine belongs to another process; make one after the fork, or use a server")
 
-    def _drop(self, request_id: str) -> None:
+    def _drop(self, request_id: str, sink: Sink) -> None:
         """Nobody reads it any more: abort it if it still runs."""
-        if self._front.router.forget(request_id):
+        if self._front.router.forget(request_id, sink):
             self._back.send([m.Abort(request_id)])
 
     def _tokenised(self, request: Any) -> Any:
@@ -423,7 +423,7 @@ class Engine:
                 gathered.take(sink.get())
         finally:  # an error, or Ctrl-C: the others are of no use to anybody
             for request in requests:
-                self._drop(request.request_id)
+                self._drop(request.request_id, sink)
         return gathered.answers()
 
     async def _answers_async(self, requests: list[GenerateRequest], on_error: OnError) -> list[Any]:
@@ -438,7 +438,7 @@ class Engine:
                 while not gathered.complete:
                     gathered.take(await sink.get())
             finally:
-                self._drop(request.request_id)
+                self._drop(request.request_id, sink)
             return gathered.answers()[0]
 
         tasks = [asyncio.ensure_future(answer(request)) for request in requests]
@@ -459,7 +459,7 @@ class Engine:
                 left -= output.finished
                 yield output
         finally:
-            self._drop(request.request_id)
+            self._drop(request.request_id, sink)
 
     def _score_request(self, prompt: Prompt, continuations: Sequence[Prompt]) -> ScoreRequest:
         return ScoreRequest(

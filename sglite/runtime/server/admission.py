@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sglite.errors import Overloaded
+from sglite.errors import Overloaded, RequestAborted
 from sglite.runtime.server.errors import DeadlineExceeded
 
 
@@ -22,6 +22,7 @@ from sglite.runtime.server.errors import DeadlineExceeded
 class _Waiting:
     ready: asyncio.Future[None]
     tokens: int
+    name: str
 
 
 class Admission:
@@ -51,10 +52,13 @@ class Admission:
         return sum(len(queue) for queue in self._waiting.values())
 
     @asynccontextmanager
-    async def place(self, tenant: str, *, tokens: int, deadline: float | None = None) -> AsyncIterator[float]:
-        """Holds a place while the body runs; gives the seconds waited. `deadline`: time.monotonic() seconds.
+    async def place(
+        self, tenant: str, *, tokens: int, deadline: float | None = None, name: str = ""
+    ) -> AsyncIterator[float]:
+        """Holds a place while the body runs; gives the seconds waited. `deadline`: time.monotonic() seconds. `name` is
+        for `abort`.
 
-        Raises Overloaded at once when full, DeadlineExceeded when the place does not come in time."""
+        Raises Overloaded at once when full, DeadlineExceeded when the place does not come in time, RequestAborted."""
         arrived = time.monotonic()
         if not self._open:
             raise closing()
@@ -63,7 +67,7 @@ class Admission:
         else:
             try:
                 async with asyncio.timeout(None if deadline is None else deadline - arrived):
-                    await self._wait(tenant, tokens)
+                    await self._wait(tenant, tokens, name)
             except TimeoutError:
                 raise DeadlineExceeded("the request waited longer than it may take") from None
         started = time.monotonic()
@@ -72,6 +76,13 @@ class Admission:
         finally:
             self._mean_duration_s += 0.1 * (time.monotonic() - started - self._mean_duration_s)
             self._give_back(tenant)
+
+    def abort(self, name: str) -> None:
+        """Whoever waits under that name gets RequestAborted."""
+        for queue in self._waiting.values():
+            for waiting in queue:
+                if waiting.name == name and not waiting.ready.done():
+                    waiting.ready.set_exception(RequestAborted("the request was aborted"))
 
     def close(self) -> None:
         """Nobody new; who waits is sent away."""
@@ -88,13 +99,13 @@ class Admission:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _wait(self, tenant: str, tokens: int) -> None:
+    async def _wait(self, tenant: str, tokens: int, name: str) -> None:
         if self.waiting >= self._max_waiting or self._waiting_tokens + tokens > self._max_waiting_tokens:
             raise Overloaded(
                 f"{self.running} requests are running and {self.waiting} are waiting; come again later",
                 retry_after=self.retry_after(),
             )
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), tokens)
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), tokens, name)
         self._waiting.setdefault(tenant, deque()).append(waiting)
         self._waiting_tokens += tokens
         try:

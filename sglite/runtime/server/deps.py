@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from sglite.errors import InvalidRequest
 from sglite.runtime.server.auth import Tenant, require_admin
 from sglite.runtime.server.service import Call, Service
 
@@ -26,7 +28,21 @@ async def _admin(request: Request) -> Tenant:
 
 async def _call(request: Request) -> Call:
     service = await _service(request)
-    return service.call(request.state.tenant, request.state.record)
+    timeout = _timeout(request.headers.get("x-request-timeout"))
+    return service.call(request.state.tenant, request.state.record, timeout_s=timeout)
+
+
+def _timeout(given: str | None) -> float | None:
+    """Seconds that the client allows. Raises InvalidRequest."""
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(f"X-Request-Timeout is a number of seconds, not {given[:40]!r}", param="x-request-timeout")
+    return seconds
 
 
 ServiceDep = Annotated[Service, Depends(_service)]

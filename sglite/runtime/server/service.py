@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -93,6 +94,10 @@ class Service:
         self.metrics = ServerMetrics()
         self.programs = Programs()
         self.prompt_threads = PromptThreads()
+        self._running_ids: dict[str, list[str]] = {}  # the engine's ids by what clients call them
+        self._numbers = itertools.count()
+        self.more_paths: frozenset[str] = frozenset()  # of routes that lie above the runtime
+        self.kept: dict[str, Any] = {}  # what routes make once a server
         self.started = time.time()  # of the server, Unix seconds
         self.turns = TurnPreparer(
             self.tokenizer,
@@ -120,16 +125,19 @@ class Service:
         self, request: GenerateRequest, call: Call, *, rid: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Carry one request out: wait for a place, run, observe. Raises the error that refused or ended it; closing the
-        generator aborts it. `rid`: the client's own id for it, under which it can be aborted."""
+        generator aborts it. `rid`: the client's own id for it, under which it can be aborted; in use by one request at
+        a time. Without it the id of the HTTP request is the name, which may be sent twice."""
+        name = call.request_id() if rid is None else call.tenant.owned(rid)
+        request_id = f"{name}#{next(self._numbers)}" if rid is None else name
         request = self._checked(
             msgspec.structs.replace(
-                request,
-                request_id=call.request_id() if rid is None else call.tenant.owned(rid),
-                namespace=call.tenant.namespace,
-                deadline=call.deadline,
+                request, request_id=request_id, namespace=call.tenant.namespace, deadline=call.deadline
             )
         )
-        place = self.admission.place(call.tenant.name, tokens=len(request.prompt), deadline=call.deadline)
+        place = self.admission.place(
+            call.tenant.name, tokens=len(request.prompt), deadline=call.deadline, name=request_id
+        )
+        self._running_ids.setdefault(name, []).append(request_id)
         try:
             async with place as waited:
                 self.metrics.queue_time.observe(waited)
@@ -143,6 +151,17 @@ class Service:
             if isinstance(error, RequestAborted) and time.monotonic() >= call.deadline:
                 raise DeadlineExceeded("the request took longer than it may") from error
             raise
+        finally:
+            self._running_ids[name].remove(request_id)
+            if not self._running_ids[name]:
+                del self._running_ids[name]
+
+    async def abort(self, tenant: Tenant, name: str) -> None:
+        """End the tenant's requests of that name, waiting or running; a no-op where there are none."""
+        owned = tenant.owned(name)
+        for request_id in list(self._running_ids.get(owned, (owned,))):
+            self.admission.abort(request_id)
+            await self.engine.abort(request_id)
 
     async def score(self, request: ScoreRequest, call: Call) -> ScoreOutput:
         request = msgspec.structs.replace(request, request_id=call.request_id(), namespace=call.tenant.namespace)

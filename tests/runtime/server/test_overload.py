@@ -153,6 +153,72 @@ async def test_abort_by_id_ends_the_request_and_is_idempotent(live: Callable[...
         assert (await client.post("/abort_request", json={"rid": "mine"})).status_code == 200
 
 
+async def test_an_abort_ends_who_waits_too(serve: MakeClient) -> None:
+    client = serve(lambda request, index: "x" * 10_000, step_s=0.01, max_running=1)
+    running = asyncio.ensure_future(client.post("/generate", json={"text": "a", "rid": "first"}))
+    while not client.core.requests:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    headers = {"x-request-id": "second"}
+    waiting = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "b"}, headers=headers))
+    admission = client.app.state.service.admission  # type: ignore[attr-defined]
+    while not admission.waiting:
+        await asyncio.sleep(0.01)
+    assert (await client.post("/abort_request", json={"rid": "second"})).status_code == 200
+    assert (await waiting).status_code == 499
+    assert not running.done()
+    await client.post("/abort_request", json={"rid": "first"})
+    assert (await running).status_code == 499
+    assert (admission.running, admission.waiting) == (0, 0)
+    assert len(client.core.requests) == 1, "who waited never reached the engine"  # type: ignore[attr-defined]
+
+
+async def test_two_http_requests_may_have_one_id_and_are_aborted_together(serve: MakeClient) -> None:
+    client = serve(lambda request, index: "x" * 10_000, step_s=0.01)
+    headers = {"x-request-id": "same"}
+    both = [
+        asyncio.ensure_future(client.post("/v1/completions", json={"prompt": text}, headers=headers)) for text in "ab"
+    ]
+    while len(client.core.requests) < 2:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    await client.post("/abort_request", json={"rid": "same"})
+    assert [response.status_code for response in await asyncio.gather(*both)] == [499, 499]
+
+
+async def test_ids_that_come_again_at_once_never_get_each_others_answers(live: Callable[..., Live]) -> None:
+    """A client leaves or aborts, and its id is used again while its last outputs are on their way."""
+    server = live(lambda request, index: bytes(request.prompt[:1]).decode() * 200, step_s=0.001, max_running=64)
+    end = time.monotonic() + 2
+
+    async def user(number: int, client: httpx.AsyncClient) -> int:
+        letter, answered = chr(97 + number), 0
+        while time.monotonic() < end:
+            rid = f"r{number % 2}"
+            body = {"text": letter, "rid": rid, "sampling_params": {"max_new_tokens": 3 + number}}
+            if answered % 3 == 1:
+                await client.post("/abort_request", json={"rid": rid})
+            response = await client.post("/generate", json=body)
+            assert response.status_code in (200, 400, 499), response.text
+            if response.status_code == 200:
+                assert response.json()["text"] == letter * (3 + number)
+            answered += 1
+        return answered
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=5) as client:
+        counts = await asyncio.gather(*(user(number, client) for number in range(12)))
+    assert min(counts) > 3
+    assert server.app.state.service.admission.running == 0
+
+
+async def test_a_client_may_allow_less_time_than_the_server(serve: MakeClient) -> None:
+    client = serve(lambda request, index: "x" * 10_000, step_s=0.01, request_timeout_s=60)
+    for given in ("0", "-1", "soon", "nan", "inf"):
+        response = await client.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-timeout": given})
+        assert response.status_code == 400
+    await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"x-request-timeout": "0.25"})
+    deadline = client.core.requests[0].deadline  # type: ignore[attr-defined]
+    assert 0 < deadline - time.monotonic() < 0.3
+
+
 async def test_health_tells_of_a_dead_engine(serve: MakeClient) -> None:
     client = serve()
     assert (await client.get("/health")).status_code == 200

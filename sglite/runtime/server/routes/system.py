@@ -69,6 +69,7 @@ async def model_info(service: ServiceDep) -> dict[str, Any]:
         "tokenizer_path": service.engine.facts.get("tokenizer_folder") if is_loopback(service.config.host) else None,
         "server": "sglite",
         "programs": True,  # it keeps the state of programs: /programs
+        "graphs": "/programs/run" in service.more_paths,
         "is_generation": True,
         "max_model_len": info.max_model_len,
         "vocab_size": info.vocab_size,
@@ -107,7 +108,7 @@ async def abort_request(body: AbortBody, service: ServiceDep, tenant: TenantDep)
     request_id = body.rid or body.request_id
     if body.abort_all or request_id is None:
         raise InvalidRequest("name one request: rid", param="rid")
-    await service.engine.abort(tenant.owned(request_id))
+    await service.abort(tenant, request_id)
     return {"ok": True}
 
 
