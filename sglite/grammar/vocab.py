@@ -17,6 +17,8 @@ from sglite.grammar.matcher import Bitmask
 from sglite.text.types import TextTokenizer
 
 INERT_IN_STRING, INERT_OUTSIDE = 1, 2
+_NOT_PLAIN = bytes(range(0x20)) + b'"\\\x7f'  # what a JSON string escapes
+_NOT_ASCII = bytes(range(0x80, 0x100))
 
 
 class TokenSet:
@@ -115,8 +117,8 @@ class Vocab:
     @cached_property
     def _sorted(self) -> tuple[list[bytes], np.ndarray]:
         """Text tokens in byte order, and their ids."""
-        order = sorted((t, i) for i, t in enumerate(self.tokens) if t)
-        return [t for t, _ in order], np.array([i for _, i in order], dtype=np.int64)
+        order = [i for i in sorted(range(self.size), key=self.tokens.__getitem__) if self.tokens[i]]
+        return [self.tokens[i] for i in order], np.array(order, dtype=np.int64)
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
@@ -152,11 +154,13 @@ class Vocab:
 
     @cached_property
     def _byte_masks(self) -> dict[int, Bitmask]:
-        found: dict[int, list[int]] = {}
-        for token_id, text in enumerate(self.tokens):
-            for byte in set(text):
-                found.setdefault(byte, []).append(token_id)
-        return {byte: bitmask.of(token_ids, self.size) for byte, token_ids in found.items()}
+        """By byte, int32[words] with the tokens that hold it."""
+        data = np.frombuffer(b"".join(self.tokens), np.uint8)
+        owner = np.repeat(np.arange(self.size), np.fromiter(map(len, self.tokens), np.int64, self.size))
+        flags = np.zeros((256, 32 * bitmask.words(self.size)), np.uint8)
+        flags[data, owner] = 1
+        rows = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
+        return {byte: rows[byte] for byte in np.unique(data).tolist()}
 
     def holding(self, some_of: bytes) -> Bitmask:
         """int32[words]: the tokens that hold at least one of the bytes; b"" means every text token."""
@@ -173,7 +177,9 @@ class Vocab:
     @cached_property
     def plain_mask(self) -> Bitmask:
         """int32[words]: tokens that are whole characters and stay within a JSON string."""
-        return bitmask.of((i for i, text in enumerate(self.tokens) if _is_plain(text)), self.size)
+        plain = self.text_mask & ~self.holding(_NOT_PLAIN)
+        broken = (i for i in bitmask.ids(plain & self.holding(_NOT_ASCII)).tolist() if not _decodes(self.tokens[i]))
+        return plain & ~bitmask.of(broken, self.size)
 
     @cached_property
     def openers_mask(self) -> Bitmask:
@@ -185,11 +191,9 @@ class Vocab:
     def inertness(self) -> bytes:
         """By id, INERT_IN_STRING: neither ends nor escapes anything within a JSON string. INERT_OUTSIDE: neither begins
         nor ends a string, array or object, or a part of one, where it begins outside of strings."""
-        return bytes(
-            INERT_IN_STRING * (b'"' not in text and b"\\" not in text)
-            + INERT_OUTSIDE * all(byte not in b'"[]{},' for byte in text)
-            for text in self.tokens
-        )
+        active = ~np.stack([self.holding(b'"\\'), self.holding(b'"[]{},')])
+        in_string, outside = np.unpackbits(active.view(np.uint8), axis=1, bitorder="little")[:, : self.size]
+        return (INERT_IN_STRING * in_string + INERT_OUTSIDE * outside).tobytes()
 
     @cached_property
     def before_quotes(self) -> frozenset[bytes]:
@@ -261,9 +265,7 @@ class Vocab:
         return bisect_left(texts, bumped[:-1] + bytes([bumped[-1] + 1]))
 
 
-def _is_plain(text: bytes) -> bool:
-    if not text or any(byte < 0x20 or byte in b'"\\\x7f' for byte in text):
-        return False
+def _decodes(text: bytes) -> bool:
     try:
         text.decode()
     except UnicodeDecodeError:
