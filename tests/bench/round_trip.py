@@ -2,8 +2,8 @@
 
     python tests/bench/round_trip.py DATA.jsonl.xz --tokenizer FOLDER [FOLDER ...] [--schemas 200] [--tokens 400]
 
-DATA as for grammar.py. Every Nth schema is walked at random: each token uniformly among those that the mask allows, with
-forced text taken as it comes every other time. After `--tokens` tokens the walk goes the short way to the end. What is
+DATA as for grammar.py. Every Nth schema is walked at random: each token uniformly among those that the mask allows,
+with forced text taken as it comes every other time. After `--tokens` tokens the walk makes for the end. What is
 complete is held against `jsonschema` (formats included) and must hold no key twice. Prints what fails and, as the last
 line, one JSON object.
 """
@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 
 from sglite.errors import GrammarViolation, SgliteError
 from sglite.grammar import bitmask, spec
-from sglite.grammar.closing import JsonState, closing_tokens
+from sglite.grammar.closing import JsonState
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.matcher import Matcher
 from sglite.grammar.vocab import Vocab
 from sglite.text.tokenizer import Tokenizer
+
+MOST_TO_END = 2_000  # tokens
 
 
 def schemas(data: Path, count: int) -> Iterator[tuple[str, Any]]:
@@ -41,7 +44,7 @@ def schemas(data: Path, count: int) -> Iterator[tuple[str, Any]]:
 
 
 def walk(matcher: Matcher, vocab: Vocab, rng: random.Random, *, most: int) -> bytes | None:
-    """The bytes of a complete text; None where no way to the end was found. Raises what the matcher raises."""
+    """The bytes of a complete text; None where it did not end. Raises what the matcher raises."""
     row = bitmask.empty(vocab.size)
     written: list[int] = []
     state = JsonState()
@@ -49,16 +52,14 @@ def walk(matcher: Matcher, vocab: Vocab, rng: random.Random, *, most: int) -> by
         forced = matcher.forced() if rng.random() < 0.5 else []
         if not forced:
             matcher.fill(row)
-            allowed = bitmask.ids(row)
-            if len(written) >= most:
-                if matcher.can_stop:
-                    break
-                rest = closing_tokens(matcher, vocab, state)
-                if rest is None:
-                    return None
-                forced = rest
+            if len(written) >= most and matcher.can_stop:
+                break
+            if len(written) < most:
+                forced = [int(rng.choice(bitmask.ids(row)))]
             else:
-                forced = [int(rng.choice(allowed))]
+                forced = [closing_token(row, vocab, state, rng)]
+        if len(written) > most + MOST_TO_END:
+            return None
         taken = matcher.accept(forced)
         if taken < len(forced):
             raise AssertionError(f"allowed but refused: {vocab.tokens[forced[taken]]!r} after {tail(written, vocab)!r}")
@@ -67,6 +68,18 @@ def walk(matcher: Matcher, vocab: Vocab, rng: random.Random, *, most: int) -> by
         written += forced
         state = state.after(vocab.bytes_of(forced))
     return vocab.bytes_of(written)
+
+
+def closing_token(row: np.ndarray, vocab: Vocab, state: JsonState, rng: random.Random) -> int:
+    """A byte that mostly seems to lead to the end."""
+    single = vocab.byte_ids
+    allowed = single[(row[single >> 5] >> (single & 31)) & 1 == 1].tolist() or bitmask.ids(row).tolist()
+    if rng.random() < 0.2:
+        return rng.choice(allowed)
+    order = b'"0a' if state.in_string else b'}],:0123456789"[{ntf-'
+    ranks = [order.find(vocab.tokens[i][:1]) % 256 for i in allowed]
+    best = min(ranks)
+    return rng.choice([i for i, rank in zip(allowed, ranks, strict=True) if rank == best])
 
 
 def tail(written: list[int], vocab: Vocab) -> bytes:

@@ -1,4 +1,4 @@
-"""What a mask lets through validates, whatever is sampled: a fixed sample; tests/bench/round_trip.py walks real schemas."""
+"""What a mask lets through validates, whatever is sampled. tests/bench/round_trip.py walks real schemas."""
 
 from __future__ import annotations
 
