@@ -27,6 +27,7 @@ from sglite.runtime.device.cuda.kernels.invariant import product_kernel, tile_at
 _APPEND_TOKENS = 4  # a program of the rope kernel: other numbers would add a head's squares in another order
 _KEYS = 64  # a step of the softmax
 _QUERY_ROWS = 16
+_SMALL_WEIGHT = 16 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,14 @@ class InvariantOps:
         product_kernel[(triton.cdiv(rows, tile.block_m), triton.cdiv(outputs, tile.block_n))](
             x, weight, y, x if bias is None else bias, rows, outputs,
             K=inputs, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=block_k(inputs), STAGES=stages,
+            PREFETCH=self._prefetch(weight, tile.block_n) if rows <= 64 else 0, LANES=32 * tile.warps,
             GATED=gated, ADD=add, BIAS=bias is not None, PDL=self._pdl, num_warps=tile.warps, launch_pdl=self._pdl,
         )  # fmt: skip
+
+    def _prefetch(self, weight: torch.Tensor, block_n: int) -> int:
+        """Bytes of each program's part of the weight. It pays where the whole weight is small."""
+        fits = self._pdl and weight.nbytes <= _SMALL_WEIGHT and weight.shape[0] % (2 * block_n) == 0
+        return min(block_n * weight.shape[1] * weight.itemsize, 16384) if fits else 0
 
 
 class InvariantAttention:

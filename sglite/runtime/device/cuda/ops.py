@@ -246,6 +246,6 @@ def launch_gated(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, prog
         TensorDescriptor.from_tensor(weight, [128, 64]),
         TensorDescriptor.from_tensor(y, [128, 128]),
         rows, y.shape[1], inputs,
-        BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, PROGRAMS=programs, STAGES=3,
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=16, PROGRAMS=programs, STAGES=3,
         DTYPE=tl.bfloat16 if y.dtype == torch.bfloat16 else tl.float16, num_warps=8,
     )  # fmt: skip

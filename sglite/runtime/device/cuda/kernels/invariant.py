@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sglite.runtime.device.cuda.kernels.linear import prefetch
+
 
 @triton.jit
 def product_kernel(
@@ -26,6 +28,8 @@ def product_kernel(
     BLOCK_N: tl.constexpr,  # 64 or 128: rows of W are the tensor cores' long side
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,  # bytes of each program's part of W that L2 is asked for before the wait
+    LANES: tl.constexpr,  # threads of a program
     GATED: tl.constexpr,  # y = silu(x @ W[:N].T) * (x @ W[N:].T)
     ADD: tl.constexpr,  # y += x @ W.T, rounded once
     BIAS: tl.constexpr,
@@ -44,6 +48,11 @@ def product_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if PDL:
+        if PREFETCH > 0:
+            base = w_ptr + tl.program_id(1).to(tl.int64) * (BLOCK_N * K)
+            prefetch(base, PREFETCH, LANES)
+            if GATED:
+                prefetch(base + N.to(tl.int64) * K, PREFETCH, LANES)
         gdc_wait()
     for k0 in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         w = tl.load(w_tile + k0)
