@@ -77,7 +77,7 @@ class Report:
 def run(names: Sequence[str], config: EngineConfig, *, repeat: int, note: Callable[[str], None]) -> Report:
     """`note` gets a line per result. Raises InvalidRequest for an unknown workload before anything is measured."""
     loads = [workload(name) for name in names if name not in _STARTS]
-    report = Report(config.model, versions(), "")
+    report = Report(Path(config.model).name, versions(), "")
     if set(names) & set(_STARTS):
         starts = [_start(config) for _ in range(repeat)]
         for name in (name for name in _STARTS if name in names):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sglite.runtime.batch import DEVICE_TOKEN
+from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.executor.model_runner import ModelRunner
 from tests.fakes.batches import GREEDY, Driver, Part, generate, load_row
 from tests.fakes.tiny_models import VOCAB, tiny_executor
@@ -50,6 +51,22 @@ def test_large_steps_choose_them_too(saved: tuple[Path, Any]) -> None:
     prompts = [np.random.default_rng(8).integers(0, 320, n).tolist() for n in (200, 230, 180)]  # more than a small step
     for prompt, output in zip(prompts, generate(executor, prompts, 4), strict=True):
         assert behind(model, prompt, output, VOCAB) < 0.25
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["whole", "behind cached tokens"])
+def test_long_rows_choose_them_too(saved: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
+    """fa3: of new keys where they were made, or through the pages; what is written to the cache is read afterwards."""
+    monkeypatch.setattr("sglite.runtime.device.cuda.planner._LONG_ROWS", 64)
+    folder, model = saved
+    executor = tiny_executor(folder, device="cuda", dtype="bfloat16", num_pages=2000)
+    chosen: list[bool] = []
+    plan = RaggedPlanner.plan
+    monkeypatch.setattr(RaggedPlanner, "plan", lambda self, batch: (plan(self, batch), chosen.append(self.from_pages)))
+    prompts = [np.random.default_rng(9).integers(0, 320, n).tolist() for n in (240, 230, 235, 220, 238, 226, 233)]
+    outputs = generate(executor, prompts, 4, chunk=120 if cached else None)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert behind(model, prompt, output, VOCAB) < 0.25
+    assert chosen == ([False, True] if cached else [False])
 
 
 def test_shared_pages_drafts_masks_and_scores_are_those_of_the_cpu(saved: tuple[Path, Any]) -> None:
