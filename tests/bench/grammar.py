@@ -1,26 +1,33 @@
 """How exact, how complete and how fast are constraints, beside the two engines used raw?
 
-    python tests/bench/grammar.py DATA.jsonl.xz [--tokenizer FOLDER] [--every N] [--out benchmarks/grammar.md]
+    python tests/bench/grammar.py run DATA.jsonl.xz --system NAME --tokenizer FOLDER --results FOLDER [--part K/N]
+    python tests/bench/grammar.py table --results FOLDER [--out benchmarks/grammar.md]
 
 DATA holds one JSON object a line: `name`, `schema` and `tests`, a list of {"valid": bool, "data": any}. Each instance
-is written compactly, keys in schema order (undeclared ones last), and given to every system byte by byte, then the end.
+is written compactly, keys in schema order (undeclared ones last), and given to the system byte by byte, then the end.
 Coverage and correctness do not depend on the vocabulary and use one token a byte; times use the tokenizer's vocabulary
-and are CPU time of this process, so that a busy machine does not show. A mask is timed at every token of the valid
-instances. Prints the table and, as the last line, one JSON object.
+and are CPU time, so that a busy machine hardly shows. A mask is timed at every token of the first valid instances.
+
+A system runs in a process of its own; a schema that keeps it busy for over LIMIT_SECONDS counts as one that hangs, and
+the process is replaced. `run` appends one JSON line a schema to RESULTS/NAME.jsonl, so that parts can be run apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import lzma
 import platform
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import llguidance
 import numpy as np
@@ -33,8 +40,6 @@ from sglite.grammar.engines.llguidance import LLGuidanceEngine
 from sglite.grammar.schema import prepare
 from sglite.grammar.vocab import Vocab
 from sglite.text.tokenizer import Tokenizer
-
-Cases = list[tuple[str, list[tuple[str, bool]]]]  # schema, instances and whether each is valid
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
@@ -163,44 +168,25 @@ class _XgrammarPosition(Position):
         return all(self._native.accept_token(i) for i in token_ids) and self._native.is_completed()
 
 
-@dataclass
-class Result:
-    schemas: int = 0
-    refused: int = 0
-    valid: int = 0
-    invalid: int = 0
-    false_refusals: int = 0
-    false_accepts: int = 0
-    compile_ms: list[float] = field(default_factory=list)
-    mask_us: list[float] = field(default_factory=list)
+SYSTEMS: dict[str, Callable[[Vocab], System]] = {
+    "sglite": lambda vocab: Sglite(vocab, "error"),
+    "sglite-validate": lambda vocab: Sglite(vocab, "validate"),
+    "llguidance": RawLlguidance,
+    "xgrammar": RawXgrammar,
+}
+LIMIT_SECONDS = 30.0  # of one schema
+MOST_TIMED_TOKENS = 300  # of one schema
 
-    def numbers(self) -> dict[str, float]:
-        compile_ms, mask_us = np.array(self.compile_ms or [0.0]), np.array(self.mask_us or [0.0])
-        return {
-            "schemas": self.schemas,
-            "refused": self.refused,
-            "valid instances": self.valid,
-            "invalid instances": self.invalid,
-            "false refusals": self.false_refusals,
-            "false accepts": self.false_accepts,
-            "compiles timed": len(self.compile_ms),
-            "compile p50 ms": round(float(np.percentile(compile_ms, 50)), 1),
-            "compile p99 ms": round(float(np.percentile(compile_ms, 99)), 1),
-            "masks timed": len(self.mask_us),
-            "mask p50 us": round(float(np.percentile(mask_us, 50)), 1),
-            "mask p99 us": round(float(np.percentile(mask_us, 99)), 1),
-            "mask max us": round(float(mask_us.max()), 1),
-        }
+Cases = list[tuple[str, bool]]  # texts of instances, and whether each is valid
 
 
-def lines(data: Path, every: int) -> Iterator[dict[str, Any]]:
+def lines(data: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with lzma.open(data, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file):
-            if number % every == 0:
-                yield json.loads(line)
+            yield number, json.loads(line)
 
 
-def texts(line: dict[str, Any]) -> list[tuple[str, bool]]:
+def texts(line: dict[str, Any]) -> Cases:
     """The instances as they are fed. A schema that our front end refuses gives no order: keys stay as they are."""
     try:
         reorder: Callable[[Any], Any] = prepare(json.dumps(line["schema"]), on_unsupported="validate").reorder
@@ -214,109 +200,159 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-def measure_acceptance(system: System, cases: Cases) -> Result:
-    result = Result()
-    for schema, instances in cases:
-        result.schemas += 1
-        try:
-            start = system.compile(schema)
-        except Refused:
-            result.refused += 1
-            continue
-        for text, valid in instances:
-            accepted = start.fresh().accepts(list(text.encode()), text)
-            result.valid += valid
-            result.invalid += not valid
-            result.false_refusals += valid and not accepted
-            result.false_accepts += accepted and not valid
-    return result
+# --- in the system's process
 
 
-def measure_speed(
-    system: System, vocab: Vocab, cases: list[tuple[str, list[tuple[str, bool]]]], result: Result
-) -> None:
+def acceptance(system: System, schema: str, cases: Cases) -> dict[str, Any]:
+    try:
+        start = system.compile(schema)
+    except Refused as error:
+        return {"refused": str(error)}
+    found: Counter[str] = Counter()
+    for text, valid in cases:
+        accepted = start.fresh().accepts(list(text.encode()), text)
+        found["valid" if valid else "invalid"] += 1
+        found["false refusals"] += valid and not accepted
+        found["false accepts"] += accepted and not valid
+    return dict(found)
+
+
+def speed(system: System, vocab: Vocab, schema: str, cases: Cases) -> dict[str, Any]:
     row = bitmask.empty(vocab.size)
-    for schema, instances in cases:
-        started = time.process_time()
-        try:
-            start = system.compile(schema)
-        except Refused:
+    started = time.process_time()
+    try:
+        start = system.compile(schema)
+    except Refused:
+        return {}
+    compile_ms = (time.process_time() - started) * 1e3
+    mask_us: list[float] = []
+    for text in [text for text, valid in cases if valid]:
+        position = start.fresh()
+        for token_id in vocab.encode(text)[: MOST_TIMED_TOKENS - len(mask_us)]:
+            started = time.thread_time()
+            position.fill(row)
+            mask_us.append(round((time.thread_time() - started) * 1e6, 1))
+            if not position.accept(token_id):
+                break
+    return {"compile_ms": round(compile_ms, 2), "mask_us": mask_us}
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Measure one schema after another, from the number `--begin` on, one JSON line each on standard output."""
+    make = SYSTEMS[options.system]
+    timed = Vocab.of(Tokenizer.from_folder(options.tokenizer), vocab_size=options.vocab_size)
+    over_bytes, over_tokens = make(Vocab.of_bytes()), make(timed)
+    timed.warm()
+    over_tokens.compile('{"type":"object"}')  # tables that are made once
+    part, parts = (int(number) for number in options.part.split("/"))
+    for number, line in lines(options.data):
+        if number < options.begin or number % parts != part:
             continue
-        finally:
-            result.compile_ms.append((time.process_time() - started) * 1e3)
-        for text, valid in instances:
-            if not valid:
-                continue
-            position = start.fresh()
-            for token_id in vocab.encode(text):
-                started = time.thread_time()
-                position.fill(row)
-                result.mask_us.append((time.thread_time() - started) * 1e6)
-                if not position.accept(token_id):
-                    break
+        cases, schema = texts(line), json.dumps(line["schema"])
+        gc.collect()
+        print(json.dumps({"begun": number}), flush=True)
+        found = acceptance(over_bytes, schema, cases) | speed(over_tokens, timed, schema, cases)
+        print(json.dumps({"number": number, "name": line["name"], **found}), flush=True)
 
 
-def table(results: dict[str, dict[str, float]]) -> str:
+# --- around it
+
+
+def run(options: argparse.Namespace) -> None:
+    options.results.mkdir(parents=True, exist_ok=True)
+    with (options.results / f"{options.system}.jsonl").open("a", encoding="utf-8") as out:
+        begin: int | None = 0
+        while begin is not None:
+            begin = _run_from(options, begin, out)
+
+
+def _run_from(options: argparse.Namespace, begin: int, out: TextIO) -> int | None:
+    """From where to go on, after a schema that ended its process; None: done."""
+    command = [sys.executable, __file__, "serve", str(options.data), "--system", options.system, "--part", options.part]
+    command += ["--tokenizer", str(options.tokenizer), "--begin", str(begin)]
+    command += [] if options.vocab_size is None else ["--vocab-size", str(options.vocab_size)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    at = begin
+    try:
+        while True:
+            alarm = threading.Timer(LIMIT_SECONDS * 4, process.kill)  # wall time, on a machine that others use, too
+            alarm.start()
+            text = process.stdout.readline()
+            alarm.cancel()
+            if not text:
+                break
+            found = json.loads(text)
+            if "begun" in found:
+                at = found["begun"]
+            else:
+                out.write(text)
+                out.flush()
+    finally:
+        process.kill()
+    if process.wait() == 0:
+        return None
+    out.write(json.dumps({"number": at, "name": "", "refused": "hangs or crashes", "hangs": True}) + "\n")
+    return at + 1
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {
+        "schemas": len(results),
+        "refused": sum("refused" in result for result in results),
+        "of these hang or crash": sum("hangs" in result for result in results),
+    }
+    for name in ("valid", "invalid", "false refusals", "false accepts"):
+        found[name + (" instances" if "false" not in name else "")] = sum(result.get(name, 0) for result in results)
+    compile_ms = np.array([result["compile_ms"] for result in results if "compile_ms" in result] or [0.0])
+    mask_us = np.array([us for result in results for us in result.get("mask_us", ())] or [0.0])
+    for percentile in (50, 99):
+        found[f"compile p{percentile} ms"] = round(float(np.percentile(compile_ms, percentile)), 1)
+    found["masks timed"] = len(mask_us)
+    for percentile in (50, 99):
+        found[f"mask p{percentile} us"] = round(float(np.percentile(mask_us, percentile)), 1)
+    found["mask max us"] = round(float(mask_us.max()), 1)
+    return found
+
+
+def table(options: argparse.Namespace) -> None:
+    results: dict[str, dict[str, float]] = {}
+    for name in SYSTEMS:
+        path = options.results / f"{name}.jsonl"
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                results[name] = summary([json.loads(line) for line in file])
     rows = next(iter(results.values())).keys()
-    head = "| | " + " | ".join(results) + " |\n|---" + "|---:" * len(results) + "|\n"
-    return head + "".join(
+    text = "| | " + " | ".join(results) + " |\n|---" + "|---:" * len(results) + "|\n"
+    text += "".join(
         f"| {name} | " + " | ".join(f"{results[system][name]:,g}" for system in results) + " |\n" for name in rows
     )
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+    versions = {name: version(name) for name in ("llguidance", "xgrammar")}
+    print(json.dumps({"versions": versions, "python": platform.python_version(), "results": results}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json: the vocabulary of the times")
-    parser.add_argument("--vocab-size", type=int, help="the model's vocabulary size, with its padded tail")
-    parser.add_argument("--every", type=int, default=1, help="take every Nth schema")
-    parser.add_argument("--speed-every", type=int, default=10, help="time every Nth of these")
-    parser.add_argument("--out", type=Path, help="write the report as markdown")
+    commands = parser.add_subparsers(required=True)
+    for name, command in (("run", run), ("serve", serve)):
+        sub = commands.add_parser(name)
+        sub.set_defaults(command=command)
+        sub.add_argument("data", type=Path)
+        sub.add_argument("--system", choices=SYSTEMS, required=True)
+        sub.add_argument("--tokenizer", type=Path, required=True, help="a folder with tokenizer.json")
+        sub.add_argument("--vocab-size", type=int, help="the model's vocabulary size, with its padded tail")
+        sub.add_argument("--part", default="0/1", help="K/N: every Nth schema, beginning with the Kth")
+        sub.add_argument("--begin", type=int, default=0, help="the first schema's number")
+        sub.add_argument("--results", type=Path, default=Path("results"))
+    sub = commands.add_parser("table")
+    sub.set_defaults(command=table)
+    sub.add_argument("--results", type=Path, required=True)
+    sub.add_argument("--out", type=Path, help="write the table as markdown")
     options = parser.parse_args()
-    cases = [(json.dumps(line["schema"]), texts(line)) for line in lines(options.data, options.every)]
-    bytes_vocab = Vocab.of_bytes()
-    makers: dict[str, Callable[[Vocab], System]] = {
-        "sglite": lambda vocab: Sglite(vocab, "error"),
-        "sglite, validate": lambda vocab: Sglite(vocab, "validate"),
-        "llguidance": RawLlguidance,
-        "xgrammar": RawXgrammar,
-    }
-    timed = (
-        None
-        if options.tokenizer is None
-        else Vocab.of(Tokenizer.from_folder(options.tokenizer), vocab_size=options.vocab_size)
-    )
-    results: dict[str, dict[str, float]] = {}
-    for name, make in makers.items():
-        result = measure_acceptance(make(bytes_vocab), cases)
-        if timed is not None:
-            system = make(timed)
-            system.compile('{"type":"object"}')  # tables that are made once
-            measure_speed(system, timed, cases[:: options.speed_every], result)
-        results[name] = result.numbers()
-        print(name, results[name], flush=True)
-    report = {
-        "versions": {"llguidance": llguidance.get_version(), "xgrammar": version("xgrammar")},
-        "python": platform.python_version(),
-        "machine": platform.processor() or platform.machine(),
-        "vocab": None if timed is None else timed.size,
-        "results": results,
-    }
-    print(table(results))
-    if options.out is not None:
-        options.out.write_text(_markdown(report), encoding="utf-8")
-    print(json.dumps(report))
-
-
-def _markdown(report: dict[str, Any]) -> str:
-    return f"""# Constraints: exact, complete, fast
-
-Made by `tests/bench/grammar.py`; its head says what is measured and how. {report["versions"]["llguidance"]},
-xgrammar {report["versions"]["xgrammar"]}, Python {report["python"]}, {report["machine"]}; times with a vocabulary of
-{report["vocab"] or 0:,} tokens, in CPU time.
-
-{table(report["results"])}
-"""
+    options.command(options)
 
 
 if __name__ == "__main__":
