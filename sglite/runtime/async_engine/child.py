@@ -5,6 +5,7 @@ It ends when it is told to stop, when its loop breaks, or when its stdin ends, w
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import math
@@ -95,6 +96,7 @@ def _run(context: zmq.Context[zmq.Socket[bytes]], folder: str, builder: str, con
     inbox = ZmqInbox(commands)
     loop = StepLoop(built.core, built.grammars, inbox, emit, built.stats)
     pulse.loop = loop
+    gc.freeze()  # what is there now stays: the collector need not go over a million objects again between two steps
     emit([m.Ready(built.model_info, built.facts)])
     loop.run()
     built.close()
