@@ -16,7 +16,8 @@ from sglite.errors import GrammarViolation
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.automaton.states import State
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
-from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
+from sglite.grammar.matcher import OVER, REFUSED, Bitmask, Matcher, SharedMask
+from sglite.grammar.residual.matcher import WithResidual
 
 
 @runtime_checkable
@@ -73,12 +74,14 @@ class BatchFiller:
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
 
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
+        matchers = [m.below if type(m) is WithResidual and m.is_transparent else m for m in matchers]
         found: list[SharedMask | None] = []
         unknown: dict[State, list[int]] = {}
         for i, matcher in enumerate(matchers):
             mask = None
             if type(matcher) is FollowedMatcher:
-                mask = matcher.known_mask()
+                state = matcher.state
+                mask = matcher.known_mask() if state is None or state.mask is None or matcher.stopped else state.mask
                 if mask is None and matcher.state is not None:
                     unknown.setdefault(matcher.state, []).append(i)
             found.append(mask)
@@ -119,31 +122,49 @@ class BatchFiller:
                 found[i] = mask
         return failures
 
-    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
-        verdicts: list[bool] = []
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[int]:
+        verdicts: list[int] = []
         native: list[tuple[int, LLGuidanceMatcher, int]] = []
         for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
-            if type(matcher) is FollowedMatcher and matcher.take_known(token_id):
-                verdicts.append(True)
-                continue
+            if type(matcher) is FollowedMatcher:
+                state = matcher.take_known(token_id)
+                if state is not None and state.ahead is not None:
+                    verdicts.append(state.ahead)
+                    continue
+                taken = state is not None
+            else:
+                taken = False
             try:
-                own = _native_of(matcher, token_id)
-                verdicts.append(own is not None or matcher.accept((token_id,)) == 1)
+                own = None if taken else _native_of(matcher, token_id)
+                if own is not None:
+                    native.append((i, own, token_id))
+                    verdicts.append(REFUSED)
+                else:
+                    verdicts.append(_ahead(matcher) if taken or matcher.accept((token_id,)) else REFUSED)
             except GrammarViolation:  # the engine came to a limit: this one ends, the others go on
-                verdicts.append(False)
-                continue
-            if own is not None:
-                native.append((i, own, token_id))
+                verdicts.append(REFUSED)
         if native:
-            taken = self._executor.consume_token_par([(own.native, token_id) for _, own, token_id in native])
-            for (i, own, token_id), legal in zip(native, taken, strict=True):
-                verdicts[i] = legal
-                if legal:
-                    own.consumed()
-                    matcher = matchers[i]
-                    if type(matcher) is FollowedMatcher:
-                        matcher.took(token_id)
+            self._advance_native(matchers, native, verdicts)
         return verdicts
+
+    def _advance_native(
+        self, matchers: Sequence[Matcher], native: list[tuple[int, LLGuidanceMatcher, int]], verdicts: list[int]
+    ) -> None:
+        taken = self._executor.consume_token_par([(own.native, token_id) for _, own, token_id in native])
+        for (i, own, token_id), legal in zip(native, taken, strict=True):
+            if not legal:
+                continue
+            own.consumed()
+            matcher = matchers[i]
+            if type(matcher) is FollowedMatcher:
+                matcher.took(token_id)
+            verdicts[i] = _ahead(own)
+
+
+def _ahead(matcher: Matcher) -> int:
+    if type(matcher) is FollowedMatcher:
+        return matcher.ahead
+    return OVER if matcher.finished else len(matcher.forced())
 
 
 def _native_of(matcher: Matcher, token_id: int) -> LLGuidanceMatcher | None:

@@ -24,10 +24,13 @@ Bitmask = NDArray[np.int32]
 class SharedMask:
     """A mask that many rows have in common, to be remembered by what it is applied on: equal is identical."""
 
-    __slots__ = ("words",)
+    __slots__ = ("keeper", "place", "used", "words")
 
     def __init__(self, words: Bitmask) -> None:
         self.words = words  # int32[words], not to be written
+        self.keeper: object = None  # who remembers it, for its own use:
+        self.place = 0
+        self.used = 0
 
 
 class Matcher(Protocol):
@@ -105,11 +108,15 @@ class MaskSharer(Protocol):
         ...
 
 
+REFUSED = -2  # the token is not legal
+OVER = -1  # a stop id was accepted, or nothing but one may follow
+
+
 @runtime_checkable
 class BatchAdvancer(Protocol):
     """What a batch filler may offer besides: accept one token for each of many matchers in native threads."""
 
-    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
-        """matchers[i].accept((token_ids[i],)) == 1 for each i, in any order. A matcher that refuses need not be
-        usable afterwards: its request ends."""
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[int]:
+        """matchers[i].accept((token_ids[i],)) for each i, in any order. For each REFUSED, OVER or how many tokens are
+        forced from there (`forced`). A matcher that refuses need not be usable afterwards: its request ends."""
         ...

@@ -50,6 +50,20 @@ class RowSampling:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
+GREEDY = RowSampling(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    logit_bias=(),
+    seed=0,
+    logprobs=-1,
+)  # the likeliest token, by the model's logits alone
+
+
 @dataclass(frozen=True, slots=True)
 class RowLoad:
     """A row index gets a new tenant with this step: executor tables for the row are reset to this."""
@@ -103,7 +117,7 @@ class Batch:
     loads: tuple[RowLoad, ...] = ()
     page_updates: PageUpdates = field(default_factory=_no_updates)
     kept_masks: list[tuple[int, int]] = field(default_factory=list)
-    # (row of the bitmask buffer, place of the memory that is to hold this mask from the next step on), before sample()
+    # (row of the bitmask buffer, place of the memory that is to hold this mask from these draws on), before sample()
     shared_prefixes: SharedPrefixes = ()
     # disjoint groups that share the pages of their first tokens, at most as many as each row's start; a hint for tree
     # attention, made only for an executor whose `shares_prefix_reads` is True
@@ -156,7 +170,8 @@ class Executor(Protocol):
     mask_rows: int  # rows of one bitmask buffer
     overlaps: bool  # the device works while the host goes on (False on the CPU)
     # May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes. And
-    # `kept_mask_rows: int` (absent: 0): places of its memory of masks.
+    # `kept_mask_rows: int` (absent: 0): places of its memory of masks. And `several_tokens_ready: bool` (absent: True):
+    # steps of many rows with several tokens each are as quick as they get; False: the next ones are slow.
 
     def forward(self, batch: Batch) -> None:
         """Queue loads, page updates, input preparation and the model up to the logits.

@@ -106,7 +106,10 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
-            jumps=JumpPolicy(overlaps=executor.overlaps if config.overlap is None else config.overlap),
+            jumps=JumpPolicy(
+                overlaps=executor.overlaps if config.overlap is None else config.overlap,
+                ready=lambda: getattr(executor, "several_tokens_ready", True),
+            ),
             clock=clock,
         )
         self._intake = Intake(

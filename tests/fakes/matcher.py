@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglite.errors import GrammarViolation
-from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
+from sglite.grammar.matcher import OVER, REFUSED, Bitmask, Matcher, SharedMask
 from sglite.protocol import Coverage, CoverageItem, GrammarSpec
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -158,9 +158,15 @@ class BatchLoopFiller(LoopFiller):
         super().__init__()
         self.advances = 0
 
-    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+    def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[int]:
         self.advances += 1
-        return [m.accept((t,)) == 1 for m, t in zip(matchers, token_ids, strict=True)]
+        return [self._advance(m, t) for m, t in zip(matchers, token_ids, strict=True)]
+
+    @staticmethod
+    def _advance(matcher: Matcher, token_id: int) -> int:
+        if not matcher.accept((token_id,)):
+            return REFUSED
+        return OVER if matcher.finished else len(matcher.forced())
 
 
 class SharingFiller(BatchLoopFiller):

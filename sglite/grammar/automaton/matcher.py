@@ -8,7 +8,8 @@ from typing import Protocol
 from sglite.errors import GrammarViolation
 from sglite.grammar.automaton.positions import TooManyStates
 from sglite.grammar.automaton.states import Automaton, State
-from sglite.grammar.matcher import Bitmask, Matcher, SharedMask
+from sglite.grammar.automaton.strings import NO_BOUND
+from sglite.grammar.matcher import OVER, Bitmask, Matcher, SharedMask
 from sglite.grammar.vocab import Vocab
 
 
@@ -110,18 +111,26 @@ class FollowedMatcher:
                 return done
         return len(token_ids)
 
-    def take_known(self, token_id: int) -> bool:
-        """Accept a token whose move is known; False: do it the long way."""
+    def take_known(self, token_id: int) -> State | None:
+        """Accept a token whose move is known; None: do it the long way."""
         state = self.state
         if state is None or self._num_stops:
-            return False
+            return None
         found = state.next.get(token_id)
         if found is None:
-            return False
+            inside = state.inside
+            if inside is None:
+                return None
+            table, room = inside.tables[state.part], state.room
+            if room != NO_BOUND:
+                room -= table.adds[token_id]
+            found = inside.states.get((table.ends[token_id], room))
+            if found is None:  # also for a token that closes the string, or that may not come
+                return None
         self.state = found
         self.states.append(found)
         self.tokens.append(token_id)
-        return True
+        return found
 
     def _accept_stop(self) -> bool:
         if not self.can_stop:
@@ -222,6 +231,16 @@ class FollowedMatcher:
         if state.forced is None:
             state.forced = tuple(self.exact.forced())
         return list(state.forced)
+
+    @property
+    def ahead(self) -> int:
+        """OVER, or how many tokens are forced."""
+        state = self.state
+        if state is None or self._num_stops:
+            return OVER if self.finished else len(self.forced())
+        if state.ahead is None:
+            state.ahead = len(self.forced())
+        return state.ahead
 
     @property
     def can_stop(self) -> bool:

@@ -19,9 +19,9 @@ import numpy as np
 
 from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates
 from sglite.grammar.automaton.regex import Regex
-from sglite.grammar.automaton.strings import NO_BOUND, StringTables
+from sglite.grammar.automaton.strings import NO_BOUND, PartTable, StringTables
 from sglite.grammar.canonical import ForcedSplits
-from sglite.grammar.matcher import Bitmask, SharedMask
+from sglite.grammar.matcher import OVER, Bitmask, SharedMask
 from sglite.grammar.vocab import Vocab
 
 _LONG_LARK = 65_536  # characters of a grammar that is not read
@@ -35,7 +35,7 @@ _MOST_NEXT = 4096  # moves of one state that are remembered
 class State:
     """`mask` and, where text is forced, `forced` are None until an engine was asked."""
 
-    __slots__ = ("can_stop", "finished", "forced", "inside", "mask", "next", "part", "position", "room")
+    __slots__ = ("ahead", "can_stop", "finished", "forced", "inside", "mask", "next", "part", "position", "room")
 
     def __init__(self, position: Position, *, finished: bool, is_forced: bool) -> None:
         self.position = position
@@ -43,6 +43,7 @@ class State:
         self.can_stop = position.can_end
         self.finished = finished
         self.forced: tuple[int, ...] | None = None if is_forced else ()
+        self.ahead: int | None = None if is_forced else OVER if finished else 0  # what a BatchAdvancer says here
         self.mask: SharedMask | None = None
         self.inside: Inside | None = None  # a string, and then where in it:
         self.part = 0
@@ -52,9 +53,10 @@ class State:
 class Inside:
     """The inside of one string: all its places lead to the same continuations."""
 
-    __slots__ = ("closers", "elsewhere", "frame", "loose", "next", "states", "tail")
+    __slots__ = ("closers", "elsewhere", "frame", "loose", "next", "states", "tables", "tail")
 
-    def __init__(self, frame: Frame | None, tail: Regex) -> None:
+    def __init__(self, frame: Frame | None, tail: Regex, tables: list[PartTable]) -> None:
+        self.tables = tables
         self.frame = frame
         self.tail = tail  # of the terminal, from the closing quote on
         self.states: dict[tuple[int, int], State] = {}  # by part and room
@@ -141,7 +143,7 @@ class Automaton:
             end = table.ends[token_id]
             if end > self._closed:
                 return None
-            room = state.room - table.adds[token_id]
+            room = state.room if state.room == NO_BOUND else state.room - table.adds[token_id]
             if room < 0:
                 return None
             if end < self._closed:
@@ -236,13 +238,11 @@ class Automaton:
             return None
         inside = self._insides.get((frame, tail))
         if inside is None:
-            inside = self._insides[frame, tail] = Inside(frame, tail)
+            inside = self._insides[frame, tail] = Inside(frame, tail, self._tables)
         return inside, part, NO_BOUND if most is None else most
 
     def _within(self, inside: Inside, part: int, room: int, last_token: int) -> State:
         """`last_token` counts only where the string's end is forced."""
-        if room > NO_BOUND // 2:
-            room = NO_BOUND
         found = inside.states.get((part, room))
         if found is not None:
             return found

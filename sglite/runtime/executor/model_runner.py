@@ -112,6 +112,10 @@ class ModelRunner:
         drawn = DrawnRows(len(batch.rows), np.flatnonzero(batch.samples), plan)
         return QueuedStep(self._device.to_host(copies), drawn, scores)
 
+    @property
+    def several_tokens_ready(self) -> bool:
+        return getattr(self._device, "several_tokens_ready", True)
+
     def rest(self) -> None:
         self._device.rest()
 

@@ -9,18 +9,21 @@ under way already), and makes that step one of several tokens a row, which is de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+_FEW_ROWS = 2
 _MANY_ROWS = 96  # H200: from there on the projections are bound by computing, not by reading weights
 _DEARER = 0.125
 
 
 class JumpPolicy:
     """`overlaps`: the device works while the host goes on; where it does not, each token is worth its own work and
-    jumping always saves steps."""
+    jumping always saves steps. `ready`: the device does not have to prepare for such steps, which would hold all rows
+    up; a single stream is not worth the question."""
 
-    def __init__(self, *, overlaps: bool) -> None:
+    def __init__(self, *, overlaps: bool, ready: Callable[[], bool] = lambda: True) -> None:
         self._overlaps = overlaps
+        self._ready = ready
 
     def pays(self, saved: Mapping[int, int], num_rows: int) -> bool:
         """Whether the rows should jump, each saving so many steps, in a batch of `num_rows`."""
@@ -28,4 +31,6 @@ class JumpPolicy:
             return False
         if not self._overlaps:
             return True
-        return num_rows < _MANY_ROWS and sum(saved.values()) >= _DEARER * num_rows
+        if num_rows >= _MANY_ROWS or sum(saved.values()) < _DEARER * num_rows:
+            return False
+        return num_rows <= _FEW_ROWS or self._ready()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, SgliteError
-from sglite.grammar.matcher import BatchAdvancer, Matcher
+from sglite.grammar.matcher import OVER, REFUSED, BatchAdvancer
 from sglite.protocol import (
     ErrorInfo,
     GenerateRequest,
@@ -44,7 +44,6 @@ from sglite.text.types import TextTokenizer
 
 _log = logging.getLogger(__name__)
 
-_OVER = -1
 Output = RequestOutput | ScoreOutput
 
 
@@ -136,31 +135,29 @@ class OutputProcessor:
         """Show each row's token to its matcher, all in native threads where the grammar side can. Returns the rows
         for which there is more to do: refused (False), or the output's end or forced text follows (True)."""
         requests = [step.requests[i] for i in indices]
-        matchers = [r.matcher for r in requests if r.matcher is not None]
         token_ids = tokens[indices].tolist()
         more: dict[int, bool] = {}
         if self._advancer is not None:
             try:
-                verdicts = self._advancer.advance(matchers, token_ids)
+                verdicts = self._advancer.advance([r.matcher for r in requests], token_ids)  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - which of them have moved is unknown: these requests end
                 for request in requests:
                     self.fail(request, _request_error(error))
                 return dict.fromkeys(indices, False)
         else:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
-        drawing = (self._table.in_flight[step.batch.rows[indices]] > 1).tolist()  # the next draw is under way
+        drawing = self._table.in_flight[step.batch.rows] > 1  # the next draw is under way
         saved: dict[int, int] = {}
-        for i, request, matcher, legal, under_way in zip(indices, requests, matchers, verdicts, drawing, strict=True):
-            if not legal or request.finished:
-                more[i] = legal
+        for i, request, ahead in zip(indices, requests, verdicts, strict=True):
+            if not ahead:
                 continue
-            ahead = self._look_ahead(request, matcher)
-            if ahead == _OVER:
-                more[i] = True
-            elif ahead > under_way:
-                saved[i] = ahead - under_way
-            elif ahead:
-                self._count_forced(request, 1)
+            if ahead < 0 or request.finished:
+                more[i] = ahead == OVER and not request.finished
+            elif request.completion is not None and request.completion.jump_forward:
+                if ahead > drawing[i]:
+                    saved[i] = ahead - int(drawing[i])
+                else:
+                    self._count_forced(request, 1)
         if self._jumps.pays(saved, len(step.requests)):
             self._jumping.update(saved)
             more.update(dict.fromkeys(saved, True))
@@ -175,24 +172,17 @@ class OutputProcessor:
         request.completion.forced_tokens += count
         self._metrics.forced_tokens += count
 
-    def _accepts(self, request: Request, token_id: int) -> bool:
-        assert request.matcher is not None
+    def _accepts(self, request: Request, token_id: int) -> int:
+        """What a BatchAdvancer says of one matcher."""
+        matcher = request.matcher
+        assert matcher is not None
         try:
-            return request.matcher.accept((token_id,)) == 1
+            if matcher.accept((token_id,)) != 1:
+                return REFUSED
+            return OVER if matcher.finished else len(matcher.forced())
         except Exception as error:  # noqa: BLE001 - a grammar engine may raise anything; it ends its own request
             self.fail(request, _request_error(error))
-            return False
-
-    def _look_ahead(self, request: Request, matcher: Matcher) -> int:
-        """Tokens of forced text that follow; _OVER where the output ends here."""
-        assert request.completion is not None
-        try:
-            if matcher.finished:
-                return _OVER
-            return len(matcher.forced()) if request.completion.jump_forward else 0
-        except Exception as error:  # noqa: BLE001 - as above
-            self.fail(request, _request_error(error))
-            return _OVER
+            return REFUSED
 
     def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
         """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the

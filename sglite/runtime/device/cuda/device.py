@@ -210,6 +210,10 @@ class CudaDevice:
         self._masks.used(copies.event)
         return copies
 
+    @property
+    def several_tokens_ready(self) -> bool:
+        return not self._capture or self._ahead == []
+
     def rest(self) -> None:
         """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds.
         Steps with forced text are of several tokens a row: their graphs would be captured while somebody waits."""
@@ -223,16 +227,18 @@ class CudaDevice:
         attention, shape, tables = self._attention, self._shape, self._tables
         if not isinstance(attention, CudaAttention) or shape is None or tables is None or self._forward is None:
             return
+        if not self._capture:
+            return
         if self._ahead is None:
             self._ahead = keys_ahead(shape.num_kv_heads)
-        if not self._ahead or not self._capture:
+        if not self._ahead:
             return
         key = self._ahead.pop(0)
-        step = self._small.get((key.tokens, key.logits))
-        if step is None:
-            step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
-        step.send_padding()
         with torch.inference_mode():
+            step = self._small.get((key.tokens, key.logits))
+            if step is None:
+                step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
+            step.send_padding()
             batch = small_batch(padding(key.tokens), step.views, tables, key, num_logits=key.logits)
             self._forward.capture_ahead(batch)
 
