@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import tokenizers
 
 from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, ModelNotFound
-from sglite.protocol import GenerateRequest, GrammarSpec, RequestOutput, SamplingParams
+from sglite.protocol import GenerateRequest, GrammarSpec, ModelInfo, RequestOutput, SamplingParams
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.front import Front
-from sglite.runtime.async_engine.process import ProcessBack
+from sglite.runtime.async_engine.process import ProcessBack, TokenizerBeside
 from sglite.runtime.config import EngineConfig
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -143,3 +144,22 @@ def test_frames_hold_only_messages_of_the_protocol() -> None:
     assert m.decode_events(m.encode(events)) == events
     with pytest.raises(msgspec.ValidationError):
         m.decode_commands(b"\x91\x81\xa4type\xa6pickle")
+
+
+def test_the_front_loads_a_folders_tokenizer_beside_its_child(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder, words in ((here, {"a": 0, "b": 1}), (elsewhere, {"c": 0})):
+        folder.mkdir()
+        backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        backend.decoder = tokenizers.decoders.Metaspace()
+        backend.save(str(folder / "tokenizer.json"))
+    beside = TokenizerBeside(EngineConfig(model=str(here)))
+    info = ModelInfo(
+        name="x", architecture="X", vocab_size=2, max_model_len=8, bos_token_id=None, stop_token_ids=(),
+        has_chat_template=False,
+    )  # fmt: skip
+    assert beside(m.Ready(info, {"tokenizer_folder": str(here)})).vocab_size == 2
+    assert beside(m.Ready(info, {"tokenizer_folder": str(elsewhere)})).vocab_size == 1
+    other = TokenizerBeside(EngineConfig(model="a name and no folder"))
+    assert other(m.Ready(info, {"tokenizer_folder": str(here)})).vocab_size == 2

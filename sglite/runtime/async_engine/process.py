@@ -122,7 +122,7 @@ class ProcessBack:
         self._front = front
         self._restart = restart
         self._builder = builder
-        self._load_tokenizer = load_tokenizer or _tokenizer_of
+        self._load_tokenizer = load_tokenizer or TokenizerBeside(config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._child = Child(self._context, config, builder)
         self._closing = False
@@ -254,5 +254,23 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     return socket
 
 
-def _tokenizer_of(ready: m.Ready) -> TextTokenizer:
-    return Tokenizer.from_folder(ready.facts["tokenizer_folder"])
+class TokenizerBeside:
+    """Loads this process's tokenizer while the child loads its own (a second for 152k tokens), where it is known
+    beforehand which: that of a folder."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        folder = Path(config.tokenizer or config.model)
+        self._folder = str(folder) if Path(config.model).is_dir() and (folder / "tokenizer.json").is_file() else None
+        self._loaded: Future[TextTokenizer] = Future()
+        if self._folder is not None:
+            threading.Thread(target=self._load, args=(folder,), name="sglite-tokenizer", daemon=True).start()
+
+    def __call__(self, ready: m.Ready) -> TextTokenizer:
+        folder = ready.facts["tokenizer_folder"]
+        return self._loaded.result() if folder == self._folder else Tokenizer.from_folder(folder)
+
+    def _load(self, folder: Path) -> None:
+        try:
+            self._loaded.set_result(Tokenizer.from_folder(folder))
+        except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+            self._loaded.set_exception(error)
