@@ -125,6 +125,8 @@ class ScriptedExecutor:
     def sample(self, batch: Batch) -> ScriptedPending:
         if batch.step in self.fail_on["sample"]:
             raise RuntimeError("scripted sample failure")
+        for slot, place in batch.kept_masks:
+            self._kept[place] = self._mask[slot]
         width = 1 + int(batch.num_drafts.max())
         result = StepResult(batch.samples.astype(np.int32), np.full((len(batch.rows), width), -1, np.int32))
         at = 0
@@ -147,8 +149,6 @@ class ScriptedExecutor:
             self._last[row] = result.tokens[i, result.num_accepted[i] - 1]
             if i in wanted:
                 self._report(i, row, logits[-1 - len(drafts) :], result)
-        for slot, place in batch.kept_masks:
-            self._kept[place] = self._mask[slot]
         return ScriptedPending(result, fails=batch.step in self.fail_on["wait"])
 
     def _verify(

@@ -33,30 +33,38 @@ def forbid(row: Bitmask, token_ids: Iterable[int]) -> None:
 
 
 class MaskMemory:
-    """Which shared masks the executor keeps, and where: those used last."""
+    """Which shared masks the executor keeps, and where. When it is full, the eighth that was used longest ago goes."""
 
     def __init__(self, places: int) -> None:
-        self._places: dict[SharedMask, int] = {}  # the one used longest ago first
-        self._most = places
+        self._kept: list[SharedMask | None] = [None] * places
         self._free = list(range(places))
+        self.now = 0  # steps
 
-    def find(self, mask: SharedMask) -> int | None:
-        place = self._places.pop(mask, None)
-        if place is not None:
-            self._places[mask] = place
-        return place
+    def knows(self, mask: SharedMask) -> bool:
+        """Then `mask.place` is its place; and it is used now."""
+        if mask.keeper is not self:
+            return False
+        mask.used = self.now
+        return True
 
-    def take(self, mask: SharedMask, used: set[int]) -> int | None:
-        """A place for a mask that has none; None where all are `used` by this step."""
-        if self._free:
-            place = self._free.pop()
-        else:
-            oldest = next(iter(self._places), None)
-            if oldest is None or self._places[oldest] in used:
-                return None
-            place = self._places.pop(oldest)
-        self._places[mask] = place
-        return place
+    def keep(self, mask: SharedMask) -> bool:
+        """Give a mask a place; False where all hold masks of this step."""
+        if not self._free:
+            self._make_room()
+        if not self._free:
+            return False
+        mask.keeper, mask.place, mask.used = self, self._free.pop(), self.now
+        self._kept[mask.place] = mask
+        return True
+
+    def _make_room(self) -> None:
+        old = sorted((mask.used, mask.place) for mask in self._kept if mask is not None and mask.used < self.now)
+        for _, place in old[: max(1, len(self._kept) // 8)]:
+            mask = self._kept[place]
+            if mask is not None:
+                mask.keeper = None
+            self._kept[place] = None
+            self._free.append(place)
 
 
 class MaskFiller:
@@ -73,32 +81,31 @@ class MaskFiller:
     def fill(self, step: Step, buffer: Bitmask) -> dict[Request, Exception]:
         """Give each row that the step names its masks. Returns the requests whose mask failed; their rows allow
         everything, since what they draw is dropped."""
-        batch, failed = step.batch, {}
+        batch, failed, requests = step.batch, {}, step.requests
+        self._memory.now += 1
         places = (np.cumsum(batch.num_logits) - 1).tolist()  # of each row's last draw
+        drafts = batch.num_drafts.tolist()
         shared: list[tuple[int, int, SharedMask]] = []  # (row of the buffer, place of the draw, mask)
         bound: list[tuple[int, int, Request]] = []
         for i, slot in step.masked:
-            request = step.requests[i]
+            request = requests[i]
             if request.finished or request in step.dropped:
-                drafts = int(batch.num_drafts[i])
-                batch.mask_slots[places[i] - drafts : places[i] + 1] = NO_MASK
+                batch.mask_slots[places[i] - drafts[i] : places[i] + 1] = NO_MASK
             elif request.num_ahead:  # forced: the token is in the request already, and nothing else may be drawn
                 token_id = int(request.ids[request.num_prompt + int(batch.output_index[i])])
                 shared.append((slot, places[i], self._only(token_id, buffer)))
-            elif batch.num_drafts[i]:
-                rows = buffer[slot : slot + 1 + int(batch.num_drafts[i])]
+            elif drafts[i]:
+                rows = buffer[slot : slot + 1 + drafts[i]]
                 if request.matcher is None:
                     _ban_stops(rows, request, int(batch.output_index[i]))
                 elif (error := _fill_drafted(rows, request)) is not None:
                     failed[request] = error
-            elif request.matcher is None:
-                mask = self._no_stops(request, int(batch.output_index[i]), buffer)
-                if mask is None:
-                    batch.mask_slots[places[i]] = NO_MASK
-                else:
-                    shared.append((slot, places[i], mask))
-            else:
+            elif request.matcher is not None:
                 bound.append((slot, places[i], request))
+            elif (mask := self._no_stops(request, int(batch.output_index[i]), buffer)) is not None:
+                shared.append((slot, places[i], mask))
+            else:
+                batch.mask_slots[places[i]] = NO_MASK
         if bound:
             shared += self._fill_bound(bound, buffer, failed)
         self._place(shared, step, buffer)
@@ -115,15 +122,13 @@ class MaskFiller:
         rest: list[int] = []
         for i, ((slot, place, request), mask) in enumerate(zip(bound, masks, strict=True)):
             assert request.completion is not None
-            if i in failures:
-                continue
-            if mask is None:
-                rest.append(i)
-            elif request.completion.extra_stop_ids:
+            if mask is not None and not request.completion.extra_stop_ids:
+                found.append((slot, place, mask))
+            elif mask is not None:
                 buffer[slot] = mask.words
                 _settle_extra_stops(buffer[slot], request)
-            else:
-                found.append((slot, place, mask))
+            elif i not in failures:
+                rest.append(i)
         if rest:
             slots = [bound[i][0] for i in rest]
             own = _fill_together([matchers[i] for i in rest], slots, buffer, self._filler)
@@ -145,32 +150,26 @@ class MaskFiller:
             return [None] * len(matchers), {}
 
     def _place(self, shared: list[tuple[int, int, SharedMask]], step: Step, buffer: Bitmask) -> None:
-        """Name the masks that are remembered, write the others."""
-        mask_slots, memory, rows = step.batch.mask_slots, self._memory, self._rows
-        used: set[int] = set()
-        new: dict[SharedMask, int] = {}
+        """Name the masks that are remembered; write the others, and have them remembered."""
+        memory, rows = self._memory, self._rows
         draws: list[int] = []
         found: list[int] = []
+        written: dict[SharedMask, int] = {}  # that there was no place for
         for slot, place, mask in shared:
-            known = memory.find(mask)
-            if known is not None and mask not in new:
-                used.add(known)
-                draws.append(place)
-                found.append(rows + known)
-            elif mask in new:  # written for another row of this step
-                draws.append(place)
-                found.append(new[mask])
+            draws.append(place)
+            if memory.knows(mask):
+                found.append(rows + mask.place)
+            elif mask in written:
+                found.append(written[mask])
             else:
                 buffer[slot] = mask.words
-                new[mask] = slot
+                if memory.keep(mask):
+                    step.batch.kept_masks.append((slot, mask.place))
+                    found.append(rows + mask.place)
+                else:
+                    found.append(written.setdefault(mask, slot))
         if draws:
-            mask_slots[draws] = found
-        for mask, slot in new.items():
-            kept = memory.take(mask, used)
-            if kept is None:
-                break
-            used.add(kept)
-            step.batch.kept_masks.append((slot, kept))
+            step.batch.mask_slots[draws] = found
 
     def _only(self, token_id: int, buffer: Bitmask) -> SharedMask:
         found = self._single.get(token_id)

@@ -14,6 +14,7 @@ from sglite.runtime.device.base import SampleFlags, SamplePlan
 from sglite.runtime.device.cuda.inputs import PinnedRing, Sections
 
 _LAYOUTS = 1024  # kept; a layout is made again when it is needed again
+_FEW_MASKS = 6  # up to that many are copied one by one
 RESULT_WORDS = 1 << 16  # of the ring for results: 256 KiB
 
 _ALWAYS = ("logits_index", "draw_rows")
@@ -108,20 +109,28 @@ class MaskCopies:
             self._moves = PinnedRing(2 * host.shape[0])
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._in_use = True
-        own = rows[(rows >= 0) & (rows < host.shape[0])]
-        if not len(own):
+        height = host.shape[0]
+        own = rows[(rows >= 0) & (rows < height)].tolist()
+        if len(kept) > _FEW_MASKS:
+            own += [row for row, _ in kept]
+        if not own and not kept:
             return table
         if self._last_use is not None:
             self._stream.wait_event(self._last_use)
-        first, last = int(own.min()), int(own.max()) + 1
         with torch.cuda.stream(self._stream):
-            table[first:last].copy_(host[first:last], non_blocking=True)
-            if kept:
-                self._keep(table, host.shape[0], kept)
+            if own:
+                first, last = min(own), max(own) + 1
+                table[first:last].copy_(host[first:last], non_blocking=True)
+            if len(kept) > _FEW_MASKS:
+                self._move(table, height, kept)
+            else:
+                for row, place in kept:
+                    table[height + place].copy_(host[row], non_blocking=True)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return table
 
-    def _keep(self, table: torch.Tensor, height: int, kept: Sequence[tuple[int, int]]) -> None:
+    def _move(self, table: torch.Tensor, height: int, kept: Sequence[tuple[int, int]]) -> None:
+        """From the step's rows of the table to the places."""
         assert self._moves is not None
         count = len(kept)
         pinned, moves = self._moves.take()
