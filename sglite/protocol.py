@@ -7,9 +7,12 @@ pickle, validated when made. Nothing here imports torch, numpy or another part o
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 import numbers
 import operator
+from array import array
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -200,8 +203,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `hold`: keep the row and its KV after the end, so that `continue_from` may append to it without a new
     admission: the new prompt is what comes after the first `keep` tokens of the held prompt and output.
     `grammar_after`: token ids (a reasoning model's end-of-thinking marker) after which the grammar begins; empty: at
-    once. `think_budget`: at most that many tokens before `grammar_after` is forced. `deadline`: time.monotonic() seconds
-    after which the request is aborted.
+    once. `think_budget`: at most that many tokens before `grammar_after` is forced. `deadline`: time.monotonic()
+    seconds after which the request is aborted.
     """
 
     request_id: str
@@ -240,6 +243,27 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     keep: int | None = None
     priority: int = 0
     namespace: str = ""
+
+
+def ids_digest(ids: Sequence[int]) -> str:
+    """The same for the same token ids, in any process."""
+    return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).hexdigest()
+
+
+class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call of a program whose state a server keeps: exactly one of `generate` and `score`.
+
+    The prompt is the first `keep` tokens of what the call `base` read and wrote, and then what the request brings.
+    `after`: outputs of this very call that the client has got already; it is not made again, they go on from there.
+    `released`: rows of earlier calls that no call will continue.
+    """
+
+    generate: GenerateRequest | None = None
+    score: ScoreRequest | None = None
+    base: str | None = None
+    keep: int = 0
+    after: int = 0
+    released: tuple[str, ...] = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -428,6 +452,23 @@ class ProgramGraph(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([head, *lines, *([] if self.complete else [f"...  depends on data: {self.stopped}"])])
 
 
+class GraphRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program's graph to be run by a server, with texts for the arguments that it left open."""
+
+    graph: ProgramGraph
+    arguments: dict[str, str] = {}
+
+
+class GraphAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a call; a generation streams several of them. `call`: "state.number", where number counts the
+    state's calls from 1. `prompt`: digest of the prompt's ids, with the first one."""
+
+    call: str
+    prompt: str = ""
+    generated: RequestOutput | None = None
+    scored: ScoreOutput | None = None
+
+
 def _spoken(node: GraphNode) -> str:
     where = f"[{node.branch}] " if node.branch else ""
     match node.op:
@@ -460,6 +501,19 @@ def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
         prompt_logprobs=first.prompt_logprobs,
         prompt_token_ids=first.prompt_token_ids,
     )
+
+
+def without_prompt(output: RequestOutput, prompt: tuple[int, ...]) -> RequestOutput:
+    """For a reader who knows the prompt's ids already: all of them or, of a healed one, all but the last were used."""
+    used = output.prompt_token_ids
+    return msgspec.structs.replace(output, prompt_token_ids=()) if used and used == prompt[: len(used)] else output
+
+
+def with_prompt(output: RequestOutput, prompt: tuple[int, ...]) -> RequestOutput:
+    """The first output of a call as it was before `without_prompt`."""
+    if output.prompt_token_ids:
+        return output
+    return msgspec.structs.replace(output, prompt_token_ids=prompt[: output.usage.prompt_tokens])
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

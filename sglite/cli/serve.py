@@ -22,8 +22,9 @@ _ENGINE_SKIPS = ("max_waiting", "served_name")
 )
 def command(**values: Any) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
-    from sglite.runtime.server.run import serve  # FastAPI and uvicorn: not for `sglite serve --help`
+    from sglite import serve_programs  # FastAPI and uvicorn: not for `sglite serve --help`
+    from sglite.runtime.server.run import serve
 
     engine_values = {name: value for name, value in values.items() if name not in _ENGINE_SKIPS}
     config = dataclasses.replace(built(ServerConfig, values), limits=built(Limits, values))
-    serve(built(EngineConfig, engine_values), config)
+    serve(built(EngineConfig, engine_values), config, more=[serve_programs.router])

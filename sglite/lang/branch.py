@@ -33,7 +33,7 @@ from sglite.lang.nodes import (
     Text,
     flatten,
 )
-from sglite.lang.outlook import Outlook
+from sglite.lang.outlook import Outlook, Place
 from sglite.lang.scopes import OpenScopes
 from sglite.lang.session import Session
 from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_pieces, variable_texts
@@ -61,6 +61,7 @@ class Branch:
         self._task: asyncio.Task[None] | None = None
         self._current: Item | None = None
         self._running = False
+        self.number = session.next_branch()
         self._seeded = parent is None
         self._joined = False  # and nothing was appended since
         timeline = session.timeline
@@ -76,6 +77,7 @@ class Branch:
         self.written: dict[str, Outcome] = {}  # by the generations carried out so far
         self.last_meta: dict[str, Any] = {}  # of the call carried out last, for the timeline
         self.last_request_id: str | None = None
+        self.calls = 0  # made so far, with the one that is being made
         self.held: Held | None = None  # the row that the next generation continues
         self.siblings = 1  # how many forks make their first call together with this one
         self._watchers: list[asyncio.Future[None]] = []
@@ -96,6 +98,14 @@ class Branch:
         for item in items:
             for name, slot in item.slots.items():
                 self._bind(name, slot)
+
+    def append_at(self, node: Node, step: int) -> Slot | None:
+        """One operation with the number that it has in a program's graph; the slot of its variable."""
+        item = Item(node, step, {name: Slot() for name in names_set(node)})
+        self._enqueue([item])
+        for name, slot in item.slots.items():
+            self._bind(name, slot)
+        return next(iter(item.slots.values()), None)
 
     def read(self, name: str) -> Any:
         return self._outcome(name).value
@@ -366,14 +376,14 @@ class Branch:
         return self._running or bool(self._queue)
 
     @property
-    def current_step(self) -> int:
-        assert self._current is not None
-        return self._current.step
+    def place(self) -> Place:
+        """Of the call that is being carried out."""
+        return self.number, self.calls
 
     def outlook(self, name: str | None) -> Outlook:
         """What follows the call that is being carried out: from the compiled program's graph, else from what the
         program has appended already."""
-        planned = self.session.plan.get(self.current_step)
+        planned = self.session.plan.get(self.place)
         if planned is not None and planned.name == name:
             return planned
         with self._lock:

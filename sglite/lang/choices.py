@@ -103,6 +103,17 @@ unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 total_probability = TotalProbability()
 
 
+CHOICES_METHODS: dict[str, ChoicesMethod] = {
+    method.name: method
+    for method in (
+        token_length_normalized,
+        greedy_token_selection,
+        unconditional_likelihood_normalized,
+        total_probability,
+    )
+}
+
+
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 

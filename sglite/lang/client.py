@@ -12,6 +12,8 @@ from sglite.protocol import (
     Coverage,
     GenerateRequest,
     GrammarSpec,
+    GraphAnswer,
+    GraphRun,
     ModelInfo,
     RequestOutput,
     ScoreOutput,
@@ -68,6 +70,18 @@ class ChatClient(Client, Protocol):
 
 def takes_chats(client: Client) -> TypeGuard[ChatClient]:
     return callable(getattr(client, "stream_chat", None))
+
+
+class GraphClient(Client, Protocol):
+    """A client of something that runs whole graphs beside its engine."""
+
+    def run_graph(self, run: GraphRun) -> AsyncIterator[GraphAnswer]:
+        """The answers of all calls as they come, in any order. Closing the iterator ends the run."""
+        ...
+
+
+def runs_graphs(client: Client) -> TypeGuard[GraphClient]:
+    return callable(getattr(client, "run_graph", None)) and client.tokenizer is not None
 
 
 def shares_prompts(client: Client) -> bool:

@@ -27,7 +27,8 @@ class CompiledProgram:
 
     Runs as the program does, on the backend that it was compiled for, with the same text. What is known of the way
     ahead goes with each call: a generation that another one follows keeps its row, and the next one sends only what
-    came after it; tokens that are read again are leased. Where a run leaves the graph it goes on step by step.
+    came after it; tokens that are read again are leased. An sglite server gets a static program's graph whole and runs
+    it beside its engine (ahead.py). Where a run leaves the graph it goes on step by step.
     """
 
     program: Program
@@ -63,7 +64,7 @@ def compile_program(program: Program, arguments: dict[str, Any], *, backend: Any
     graph = trace(program, arguments)
     coverage = program_loop().run(_compile_grammars(client, graph))
     prefix_tokens = _warm(client, program, graph)
-    return CompiledProgram(program.planned(outlooks(graph)), client, graph, coverage, prefix_tokens)
+    return CompiledProgram(program.planned(outlooks(graph), graph), client, graph, coverage, prefix_tokens)
 
 
 def warm_static_prefix(program: Program, *, backend: Any) -> int:

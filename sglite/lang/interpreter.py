@@ -60,6 +60,7 @@ async def carry_out(branch: Branch, item: Item) -> None:
     method = _METHODS.get(type(item.node))
     if method is None:
         raise ProgramSyntaxError(f"the interpreter does not know {item.node!r}")
+    branch.calls += isinstance(item.node, Gen | Select)
     if branch.session.timeline is None or not isinstance(item.node, Gen | Select):
         await method(branch, item.node, item)
     else:

@@ -29,6 +29,14 @@ class Slot:
     pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
+def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many leading ids are the same."""
+    size = min(len(first), len(second))
+    if first[:size] == second[:size]:
+        return size
+    return next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A row that the client keeps: the request that made it and the token ids that it holds."""
@@ -38,10 +46,7 @@ class Held:
 
     def shared(self, ids: tuple[int, ...]) -> int:
         """Leading ids that the row holds too."""
-        size = min(len(self.ids), len(ids))
-        if self.ids[:size] == ids[:size]:
-            return size
-        return next(i for i, (a, b) in enumerate(zip(self.ids, ids, strict=False)) if a != b)
+        return common(self.ids, ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingP
     outlook = branch.outlook(gen.name)
     row, keep = (None, 0) if params.n > 1 else _row(branch, prompt)
     return GenerateRequest(
-        request_id=branch.session.next_request_id(),
+        request_id=branch.session.request_id(branch.place),
         prompt=prompt.content[keep:],
         continue_from=row,
         keep=keep if row else None,
@@ -93,7 +93,7 @@ def score_request(
     outlook = branch.outlook(name)
     row, keep = _row(branch, prompt)
     return ScoreRequest(
-        request_id=branch.session.next_request_id(),
+        request_id=branch.session.request_id(branch.place),
         prompt=prompt.content[keep:],
         continuations=options,
         continue_from=row,
@@ -107,14 +107,14 @@ def unconditional_requests(branch: Branch, options: tuple[tuple[int, ...], ...])
     """Each option after its own first token alone; None for an option of one token, which has nothing to score."""
     return [
         ScoreRequest(
-            request_id=branch.session.next_request_id(),
+            request_id=f"{branch.session.request_id(branch.place)}:{number}",
             prompt=option[:1],
             continuations=(option[1:],),
             program=program_ref(branch, Outlook(None, 0, False, False)),
         )
         if len(option) > 1
         else None
-        for option in options
+        for number, option in enumerate(options)
     ]
 
 

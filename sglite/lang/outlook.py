@@ -26,14 +26,20 @@ class Outlook:
     goes_on: bool
 
 
-def outlooks(graph: ProgramGraph) -> Mapping[int, Outlook]:
-    """By the step of each call."""
+Place = tuple[int, int]
+"""A call in its program: (state, how many calls this state has made by then, itself included)."""
+
+
+def outlooks(graph: ProgramGraph) -> Mapping[Place, Outlook]:
+    """By the place of each call."""
     after = _calls_after(graph)
-    found: dict[int, Outlook] = {}
+    found: dict[Place, Outlook] = {}
+    made: dict[int, int] = {}
     for i, node in enumerate(graph.nodes):
         if node.op in _CALLS:
+            made[node.branch] = made.get(node.branch, 0) + 1
             later = [n for n in graph.nodes[i + 1 :] if n.branch == node.branch]
-            found[node.step] = Outlook(
+            found[node.branch, made[node.branch]] = Outlook(
                 name=node.name,
                 remaining=after[i],
                 read_again=not graph.complete or any(n.op in (*_CALLS, "fork") for n in later),

@@ -17,7 +17,7 @@ from sglite.text.types import TextTokenizer
 if TYPE_CHECKING:
     from sglite.lang.batch import Batch
     from sglite.lang.compiled import CompiledProgram
-    from sglite.lang.outlook import Outlook
+    from sglite.lang.outlook import Outlook, Place
     from sglite.lang.roles import Roles
     from sglite.lang.state import OnError, ProgramState
     from sglite.lang.transcript import Segments
@@ -57,9 +57,10 @@ class Program:
         func: Callable[..., Any],
         bound: Mapping[str, Any] | None = None,
         *,
-        plan: Mapping[int, Outlook] | None = None,
+        plan: Mapping[Place, Outlook] | None = None,
+        graph: ProgramGraph | None = None,
     ) -> None:
-        """`plan`: what follows each call, of a compiled program.
+        """`plan`: what follows each call, and `graph`, of a compiled program.
 
         Raises ProgramSyntaxError for a function without a parameter for the state.
         """
@@ -67,6 +68,7 @@ class Program:
         self.func = func
         self.bound = dict(bound or {})
         self.plan = dict(plan or {})
+        self.graph = graph
         self._signature = inspect.signature(func)
         if not self._signature.parameters:
             raise ProgramSyntaxError(f"{func!r} needs a first parameter for the state, as in def {_name(func)}(s, ...)")
@@ -80,7 +82,7 @@ class Program:
         """In a class body: a method, whose state comes after `self`."""
         if instance is None:
             return self
-        made = Program(functools.partial(self.func, instance), self.bound, plan=self.plan)
+        made = Program(functools.partial(self.func, instance), self.bound, plan=self.plan, graph=self.graph)
         made._tools = self._tools
         functools.update_wrapper(made, self.func)
         return made
@@ -120,9 +122,9 @@ class Program:
         made._tools = self._tools
         return made
 
-    def planned(self, plan: Mapping[int, Outlook]) -> Program:
+    def planned(self, plan: Mapping[Place, Outlook], graph: ProgramGraph) -> Program:
         """The same program, knowing what follows each of its calls."""
-        made = Program(self.func, self.bound, plan=plan)
+        made = Program(self.func, self.bound, plan=plan, graph=graph)
         made._tools = self._tools
         return made
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from sglite.errors import ProgramError
+from sglite.lang.ahead import ahead
 from sglite.lang.branch import Branch
 from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
 from sglite.lang.client import Client
@@ -38,6 +39,7 @@ class Run:
         gate: PrefixGate | None = None,
         timeline: bool = False,
     ) -> None:
+        client = ahead(client, program.graph, arguments, params)
         if client.tokenizer is None:
             segments, roles = None, roles_without_tokenizer(client)
         else:

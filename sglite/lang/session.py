@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sglite.errors import ProgramError, SgliteError
 from sglite.lang.client import Client
 from sglite.lang.nodes import GenParams
-from sglite.lang.outlook import Outlook
+from sglite.lang.outlook import Outlook, Place
 from sglite.lang.roles import Roles
 from sglite.lang.timeline import Timeline
 from sglite.lang.transcript import Segments, TextTranscript, TokenTranscript, Transcript
@@ -40,7 +40,7 @@ class Session:
     index: int | None = None
     stream: bool = False
     gate: PrefixGate | None = None
-    plan: Mapping[int, Outlook] = field(default_factory=dict)  # by step, of a compiled program
+    plan: Mapping[Place, Outlook] = field(default_factory=dict)  # of a compiled program
     program_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     arrival: float = field(default_factory=time.monotonic)
     usage: Usage = Usage()
@@ -55,14 +55,18 @@ class Session:
     failed: list[Branch] = field(default_factory=list)  # states whose error nobody has seen yet
     last_step: int = 0
     _steps: Iterator[int] = field(default_factory=itertools.count)
-    _calls: Iterator[int] = field(default_factory=itertools.count)
+    _branches: Iterator[int] = field(default_factory=itertools.count)
 
     def next_step(self) -> int:
         self.last_step = next(self._steps)
         return self.last_step
 
-    def next_request_id(self) -> str:
-        return f"{self.program_id}-{next(self._calls)}"
+    def next_branch(self) -> int:
+        """As the program's graph counts its states."""
+        return next(self._branches)
+
+    def request_id(self, place: Place) -> str:
+        return f"{self.program_id}-{place[0]}.{place[1]}"
 
     def new_transcript(self) -> Transcript:
         return TextTranscript() if self.segments is None else TokenTranscript(self.segments)

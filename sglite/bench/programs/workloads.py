@@ -20,8 +20,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pydantic import BaseModel, Field
-
 import sglite as sgl
 from sglite.bench.programs.loose import Loose
 from sglite.bench.programs.shapes import Texts
@@ -31,6 +29,10 @@ from sglite.lang.program import Program
 from sglite.protocol import SamplingParams
 
 Arguments = dict[str, Any]
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 class Workload(Protocol):
@@ -146,11 +148,8 @@ class SkeletonOfThought(_Base):
         await asyncio.gather(*(expand(fork, i) for i, fork in enumerate(loose.fork(self.points))))
 
 
-class _Scores(BaseModel):
-    clarity: int = Field(ge=1, le=5)
-    evidence: int = Field(ge=1, le=5)
-    style: int = Field(ge=1, le=5)
-    comment: str = Field(max_length=40)
+_POINTS = {"type": "integer", "minimum": 1, "maximum": 5}
+_SCORES = _object(clarity=_POINTS, evidence=_POINTS, style=_POINTS, comment={"type": "string", "maxLength": 40})
 
 
 class LlmJudge(_Base):
@@ -168,7 +167,7 @@ class LlmJudge(_Base):
         return "\nOpinions:\n" + "\n".join(lines) + "\nScores: "
 
     def scores(self) -> Gen:
-        return sgl.gen("scores", json_schema=_Scores.model_json_schema(), max_tokens=96, temperature=0)
+        return sgl.gen("scores", json_schema=_SCORES, max_tokens=96, temperature=0)
 
     def make_program(self) -> Program:
         @sgl.function
@@ -350,10 +349,11 @@ class MultiDocumentQa(_Base):
         await loose.gen(self.sampling(128))
 
 
-class _Answer(BaseModel):
-    answer: str = Field(max_length=80)
-    sources: list[int] = Field(min_length=1, max_length=3)
-    sure: bool
+_ANSWER = _object(
+    answer={"type": "string", "maxLength": 80},
+    sources={"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+    sure={"type": "boolean"},
+)
 
 
 class RagJson(_Base):
@@ -364,7 +364,7 @@ class RagJson(_Base):
         ]
 
     def answer(self) -> Gen:
-        return sgl.gen("answer", json_schema=_Answer.model_json_schema(), max_tokens=160, temperature=0)
+        return sgl.gen("answer", json_schema=_ANSWER, max_tokens=160, temperature=0)
 
     def make_program(self) -> Program:
         @sgl.function

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,10 @@ from sglite.errors import BackendError, Overloaded, SgliteError, UnsupportedSche
 
 CONNECT_S = 10.0
 MAX_ERROR_CHARS = 500
+
+
+class Unreachable(BackendError):
+    """The connection failed or broke: nothing was said."""
 
 
 class Http:
@@ -60,18 +64,31 @@ class Http:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any]:
-        """The JSON of each server-sent event. Raises as `post`; an event that holds an error is raised too."""
+    async def delete(self, path: str) -> None:
+        """Raises BackendError and what the remote says."""
         try:
-            async with self._client().stream("POST", path, json=body) as answer:
+            answer = await self._client().delete(path)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code != 200:
+            _checked(answer, answer.content)
+
+    async def events(self, path: str, body: Mapping[str, Any] | bytes) -> AsyncGenerator[Any]:
+        """The JSON of each server-sent event. `body`: JSON, or bytes of it. Raises as `post`; an event that holds an
+        error is raised too."""
+        given: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        try:
+            async with self._client().stream("POST", path, **given) as answer:
                 if answer.status_code != 200 or "application/json" in answer.headers.get("content-type", ""):
                     _checked(answer, await answer.aread())
                     raise BackendError("the backend answered with something else than a stream")
-                async for line in answer.aiter_lines():
+                lines = answer.aiter_lines()
+                async for line in lines:
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or not data:
                         continue
                     if data == "[DONE]":
+                        await _drained(lines)
                         return
                     yield _good(_parsed(data))
         except httpx.HTTPError as error:
@@ -94,8 +111,16 @@ class Http:
             )
         return client
 
-    def _unreachable(self, error: httpx.HTTPError) -> BackendError:
-        return BackendError(f"{self.base_url} does not answer: {error or type(error).__name__}")
+    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
+        return Unreachable(f"{self.base_url} does not answer: {error or type(error).__name__}")
+
+
+async def _drained(lines: AsyncIterator[str]) -> None:
+    """To the stream's end, which is near: only a connection that was read to its end is used again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            async for _ in lines:
+                pass
 
 
 def _close(clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]) -> None:

@@ -12,16 +12,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sglite.errors import BackendError, InvalidRequest
 from sglite.lang.backends.http import Http, known_shape
+from sglite.lang.backends.sessions import ServerSessions
 from sglite.protocol import (
     Coverage,
     FinishReason,
     GenerateRequest,
     GrammarSpec,
+    GraphAnswer,
+    GraphRun,
     ModelInfo,
     ProgramRef,
     RequestOutput,
@@ -62,9 +68,10 @@ _NAMES = {
 
 
 class RuntimeEndpoint:
-    """Satisfies `sglite.lang.client.Client`. Raises BackendError when the server does not answer."""
+    """Satisfies `sglite.lang.client.Client`. Raises BackendError when the server does not answer.
 
-    holds_rows = False
+    An sglite server keeps the state of each program (sessions.py), where this side has the tokenizer.
+    """
 
     def __init__(
         self,
@@ -90,7 +97,12 @@ class RuntimeEndpoint:
                 max_model_len=int(info.get("max_model_len") or 0),
                 has_chat_template=bool(info.get("has_chat_template", True)),
             )
+            keeps_programs = bool(info.get("programs"))
+            self._runs_graphs = bool(info.get("graphs"))
         self.tokenizer: TextTokenizer | None = _tokenizer(tokenizer, info.get("tokenizer_path"))
+        keeps_programs = keeps_programs and self.tokenizer is not None
+        self._sessions = ServerSessions(self._http) if keeps_programs else None
+        self.holds_rows = keeps_programs
 
     @property
     def base_url(self) -> str:
@@ -104,6 +116,11 @@ class RuntimeEndpoint:
         return self.model_info.name
 
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
+        if self._sessions is not None and request.program is not None:
+            async with aclosing(self._sessions.stream(request)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         body = _generate_body(request) | self._own_fields(request)
         if not request.stream:
             answers = await self._http.post("/generate", body)
@@ -119,10 +136,23 @@ class RuntimeEndpoint:
                     raise BackendError(f"the backend answered completion {index} of {len(seen)}")
                 yield seen[index].output(answer)
 
+    async def run_graph(self, run: GraphRun) -> AsyncGenerator[GraphAnswer]:
+        """Raises BackendError where the server cannot."""
+        if not self._runs_graphs:
+            raise BackendError("this server runs no graphs")
+        body = msgspec.json.encode(run)
+        async with aclosing(self._http.events("/programs/run", body)) as events:
+            async for found in events:
+                with known_shape():
+                    answer = msgspec.convert(found, GraphAnswer)
+                yield answer
+
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         """One HTTP request for all options. The server computes the shared prompt once."""
         if isinstance(request.prompt, str) or not request.prompt:
             raise InvalidRequest("scoring needs token ids: give RuntimeEndpoint(tokenizer=FOLDER)")
+        if self._sessions is not None and request.program is not None:
+            return await self._sessions.score(request)
         body = {
             "input_ids": [[*request.prompt, *option] for option in request.continuations],
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
@@ -152,10 +182,12 @@ class RuntimeEndpoint:
         await self._http.tell("/abort_request", {"rid": request_id})
 
     async def release(self, request_id: str) -> None:
-        """Nothing is held over HTTP."""
+        if self._sessions is not None:
+            self._sessions.release(request_id)
 
     async def end_program(self, program_id: str) -> None:
-        """Leases end by themselves."""
+        if self._sessions is not None:
+            await self._sessions.end(program_id)
 
     async def flush_cache(self) -> bool:
         await self._http.tell("/flush_cache", {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from sglite._version import __version__
@@ -13,13 +15,14 @@ from sglite.runtime.server.routes import ROUTERS
 from sglite.runtime.server.service import ServedEngine, Service
 
 
-def create_app(engine: ServedEngine, config: ServerConfig) -> FastAPI:
-    """Raises InvalidRequest for a configuration that is not safe."""
+def create_app(engine: ServedEngine, config: ServerConfig, *, more: Sequence[APIRouter] = ()) -> FastAPI:
+    """`more`: routes of what lies above the runtime. Raises InvalidRequest for a configuration that is not safe."""
     config.check()
     app = FastAPI(title="sglite", version=__version__, description="An OpenAI-compatible server for LLM programs.")
     app.state.service = Service(engine, config)
+    app.state.service.more_paths = frozenset(getattr(route, "path", "") for part in more for route in part.routes)
     errors.install(app)
-    for router in ROUTERS:
+    for router in (*more, *ROUTERS):
         app.include_router(router)
     app.add_middleware(Perimeter, config=config)
     if config.cors_origins:

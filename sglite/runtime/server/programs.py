@@ -18,7 +18,7 @@ class Programs:
     def __init__(self) -> None:
         self._arrivals: OrderedDict[str, float] = OrderedDict()
 
-    def ref(self, tenant: Tenant, told: ProgramFields) -> ProgramRef:
+    def ref(self, tenant: Tenant, told: ProgramFields | ProgramRef) -> ProgramRef:
         program_id = tenant.owned(told.program_id)
         arrival = self._arrivals.setdefault(program_id, time.monotonic())
         self._arrivals.move_to_end(program_id)

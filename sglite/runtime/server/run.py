@@ -16,12 +16,12 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from sglite.errors import InvalidRequest
 from sglite.runtime.async_engine import Engine
@@ -33,7 +33,13 @@ from sglite.runtime.server.wire import bounded_http
 log = logging.getLogger("sglite.server")
 
 
-def serve(engine_config: EngineConfig, config: ServerConfig, *, progress: Callable[[str], None] | None = None) -> None:
+def serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    *,
+    more: Sequence[APIRouter] = (),
+    progress: Callable[[str], None] | None = None,
+) -> None:
     """Returns when the server has drained. Raises InvalidRequest or ModelError when it cannot start."""
     config.check()
     listener = bind(config)
@@ -49,7 +55,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, *, progress: Callab
     try:
         host, port = listener.getsockname()[:2]
         tell(f"serving {engine.model_info.name} on http://{host}:{port} (documentation: /docs)")
-        run_app(create_app(engine, config), config, listener)
+        run_app(create_app(engine, config, more=more), config, listener)
     finally:
         engine.close()
 

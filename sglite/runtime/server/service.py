@@ -33,6 +33,7 @@ from sglite.runtime.server.errors import DeadlineExceeded
 from sglite.runtime.server.metrics import ServerMetrics
 from sglite.runtime.server.middleware import RequestRecord
 from sglite.runtime.server.programs import Programs
+from sglite.runtime.server.sessions import ProgramSessions
 from sglite.runtime.server.tokenise import THREAD_CHARS, PromptThreads, encode_prompt
 from sglite.text.types import TextTokenizer
 
@@ -59,6 +60,10 @@ class ServedEngine(Protocol):
     async def compile_grammar(self, spec: GrammarSpec) -> Coverage: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def release(self, request_id: str) -> None: ...
+
+    async def end_program(self, program_id: str) -> None: ...
 
     async def flush_cache(self) -> bool: ...
 
@@ -96,6 +101,7 @@ class Service:
         self.prompt_threads = PromptThreads()
         self._running_ids: dict[str, list[str]] = {}  # the engine's ids by what clients call them
         self._numbers = itertools.count()
+        self.program_sessions = ProgramSessions()
         self.more_paths: frozenset[str] = frozenset()  # of routes that lie above the runtime
         self.kept: dict[str, Any] = {}  # what routes make once a server
         self.started = time.time()  # of the server, Unix seconds
@@ -163,8 +169,12 @@ class Service:
             self.admission.abort(request_id)
             await self.engine.abort(request_id)
 
-    async def score(self, request: ScoreRequest, call: Call) -> ScoreOutput:
-        request = msgspec.structs.replace(request, request_id=call.request_id(), namespace=call.tenant.namespace)
+    async def score(self, request: ScoreRequest, call: Call, *, rid: str | None = None) -> ScoreOutput:
+        request = msgspec.structs.replace(
+            request,
+            request_id=call.request_id() if rid is None else call.tenant.owned(rid),
+            namespace=call.tenant.namespace,
+        )
         for ids in (request.prompt, *request.continuations):
             self._check_ids("input_ids", ids)
         place = self.admission.place(call.tenant.name, tokens=len(request.prompt), deadline=call.deadline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglite.runtime.server.routes import chat, completions, generate, messages, responses, system, tokens
+from sglite.runtime.server.routes import chat, completions, generate, messages, programs, responses, system, tokens
 
 ROUTERS = (
     chat.router,
@@ -10,6 +10,7 @@ ROUTERS = (
     responses.router,
     messages.router,
     generate.router,
+    programs.router,
     tokens.router,
     system.router,
 )
