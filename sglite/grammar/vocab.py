@@ -17,6 +17,7 @@ from sglite.grammar.matcher import Bitmask
 from sglite.text.types import TextTokenizer
 
 INERT_IN_STRING, INERT_OUTSIDE = 1, 2
+_WHOLE_KEY = rb'\s*"(?:[^"\\]|\\.)*"\s*(?:$|:)'
 _NOT_PLAIN = bytes(range(0x20)) + b'"\\\x7f'  # what a JSON string escapes
 _NOT_ASCII = bytes(range(0x80, 0x100))
 
@@ -206,17 +207,17 @@ class Vocab:
     @cached_property
     def whole_keys(self) -> TokenSet:
         """Tokens that can hold a whole key where a key is due."""
-        return self._set_of(re.compile(rb'\s*"[^"]*.*"|.*[{,]\s*"[^"]*.*"', re.DOTALL))
+        return self._set_of(re.compile(rb"(?:|.*[{,])" + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def later_keys_outside(self) -> TokenSet:
         """Tokens that can hold a whole key where none is due, outside of strings."""
-        return self._set_of(re.compile(rb'.*[{,]\s*".*"', re.DOTALL))
+        return self._set_of(re.compile(rb".*[{,]" + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def later_keys_in_string(self) -> TokenSet:
         """Tokens that can hold a whole key after the end of the string at hand."""
-        return self._set_of(re.compile(rb'.*"[^"]*[{,]\s*".*"', re.DOTALL))
+        return self._set_of(re.compile(rb'.*"[^"]*[{,]' + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def closers_outside(self) -> TokenSet:

@@ -107,6 +107,12 @@ class WithResidual:
             if not row.any():
                 raise GrammarViolation(_NOTHING_LEFT)
 
+    @property
+    def is_transparent(self) -> bool:
+        """The mask here is that of `below`, whatever that is."""
+        state = self._states[-1]
+        return not (self._runs_out or (state.mode == KEY and state.frame.seen.size) or self._suspects(state))
+
     def forced(self) -> list[int]:
         tokens = self.below.forced()
         if not tokens:

@@ -14,6 +14,7 @@ import pytest
 from sglite.errors import UnsupportedSchema
 from sglite.grammar import bitmask, spec
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
+from sglite.grammar.fill import BatchFiller
 from sglite.grammar.matcher import Matcher
 from sglite.grammar.vocab import Vocab
 from tests.grammar.helpers import legal, row_of, whole
@@ -255,3 +256,18 @@ def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
     with pytest.raises(UnsupportedSchema) as caught:
         compiler.compile_now(spec.json_schema({**few, "minProperties": 3}))
     assert caught.value.pointer == "/minProperties"
+
+
+def test_where_no_rule_can_be_broken_the_mask_is_the_shared_one(bpe_compiler):
+    """An open object's rows cost what a closed one's do, but where keys begin or may be repeated."""
+    vocab, filler = bpe_compiler.vocab, BatchFiller(1)
+    matcher = bpe_compiler.compile_now(spec.json_schema({"type": "object"})).matcher()
+    shared = []
+    for byte in b'{"a":"b c","b":[1],"a':
+        (mask,), failures = filler.shared([matcher])
+        assert not failures
+        if mask is not None:
+            assert np.array_equal(mask.words, row_of(matcher, vocab.size))
+        shared.append(mask is not None)
+        assert matcher.accept(vocab.with_bytes(bytes((byte,)))[:1]) == 1
+    assert sum(shared) > len(shared) // 2
