@@ -4,6 +4,7 @@
     shared prefix      16 prompts with 300 tokens in common, 64 tokens each: one call here; a static batch, and one by
                        one, there
     tree of thought    the example's 30 generations as a program; and the same prompts as single calls, no cache
+    constrained        1 and 16 rows under a JSON schema, and the same without one: prompts cached, grammar compiled
     start              a new process until its first token, model cached
     memory             peak resident size of a new process that answers the shared-prefix call
 
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from sglite.bench.offline import versions
+from sglite.bench.workloads import SCHEMA
 from sglite.protocol import SamplingParams
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
@@ -60,6 +62,7 @@ def run(model: str, *, repeat: int, note: Callable[[str], None]) -> dict[str, An
     with Engine(config=EngineConfig(model=model, device="cpu")) as engine:
         prompt, rows = _prompts(engine)
         numbers |= _ours(engine, prompt, rows, repeat, note)
+        numbers |= _constrained(engine, prompt, rows, repeat, note)
         numbers |= _tree(engine, model, note)
     numbers["peak memory GB"] = _child(model, "memory", rows)["peak"] / 1e9
     note(f"peak memory: {numbers['peak memory GB']:.2f} GB")
@@ -113,6 +116,26 @@ def _ours(
     shared = sorted(shared_rate() for _ in range(repeat))[repeat // 2]
     note(f"batch 1: {single:.1f} tok/s; {ROWS} rows with a shared prefix: {shared:.1f} tok/s")
     return {"batch 1 tok/s": single, "shared tok/s": shared}
+
+
+def _constrained(
+    engine: Engine, prompt: list[int], rows: list[list[int]], repeat: int, note: Callable[[str], None]
+) -> dict[str, float]:
+    """Tokens per second under a schema and without, run by turns; the ratio is the median over the turns."""
+    numbers: dict[str, float] = {}
+    for name, prompts in (("batch 1", [prompt]), (f"{ROWS} rows", rows)):
+
+        def rate(schema: dict[str, Any] | None, prompts: list[list[int]] = prompts) -> float:
+            sampling = _greedy(TOKENS)
+            seconds = _timed(lambda: engine.generate(input_ids=prompts, sampling=sampling, json_schema=schema))
+            return len(prompts) * TOKENS / seconds
+
+        turns = [(rate(SCHEMA), rate(None)) for _ in range(repeat + 1)][1:]
+        middle = sorted(turns, key=lambda turn: turn[0] / turn[1])[len(turns) // 2]
+        numbers |= {f"{name} json tok/s": middle[0], f"{name} plain tok/s": middle[1]}
+        numbers[f"{name} json ratio"] = middle[0] / middle[1]
+        note(f"{name} under a schema: {middle[0]:.1f} tok/s, {middle[0] / middle[1]:.2f} of the speed without")
+    return numbers
 
 
 def _flush(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import regex
 
 from sglite.errors import InvalidRequest, OutOfPages, PromptTooLong
 from sglite.protocol import GenerateRequest, SamplingParams, ScoreRequest
-from sglite.runtime.batch import IntArray, RowSampling
+from sglite.runtime.batch import GREEDY, IntArray, RowSampling
 from sglite.runtime.cache.radix_tree import Namespace
 from sglite.runtime.completion import Completion
 from sglite.runtime.config import EngineConfig, SamplingDefaults
@@ -27,19 +27,6 @@ _MAX_CONTINUATIONS = 16384
 _MAX_PROMPT_LOGPROBS = 1 << 20  # prompt tokens x (1 + alternatives) of one request
 _UINT64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-
-_COMPUTE_ONLY = RowSampling(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-    logit_bias=(),
-    seed=0,
-    logprobs=-1,
-)
 
 
 class Intake:
@@ -192,7 +179,7 @@ class Intake:
             limit=len(ids),
             end=end,
             samples=False,
-            sampling=_COMPUTE_ONLY,
+            sampling=GREEDY,
             namespace=Namespace(tenant=namespace),
         )
 

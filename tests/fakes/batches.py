@@ -9,6 +9,7 @@ import numpy as np
 
 from sglite.runtime.batch import (
     DEVICE_TOKEN,
+    GREEDY,
     NO_MASK,
     Batch,
     Executor,
@@ -19,18 +20,6 @@ from sglite.runtime.batch import (
     StepResult,
 )
 
-GREEDY = RowSampling(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-    logit_bias=(),
-    seed=0,
-    logprobs=-1,
-)
 RANDOM = replace(GREEDY, temperature=1.0)
 
 

@@ -9,22 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, Executor, PageUpdates, RowLoad, RowSampling
+from sglite.runtime.batch import DEVICE_TOKEN, GREEDY, NO_MASK, Batch, Executor, PageUpdates, RowLoad
 
 _PROMPT = 64
 _DECODES = (NO_MASK, NO_MASK, 0, 0)  # mask row of each decode step; a size is captured when it comes again
-_GREEDY = RowSampling(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-    logit_bias=(),
-    seed=0,
-    logprobs=-1,
-)
 
 
 def warm_up(executor: Executor, *, max_model_len: int) -> None:
@@ -62,6 +50,6 @@ def _batch(page_size: int, start: int, tokens: np.ndarray, mask: int) -> Batch:
         output_index=one(0),
         mask_slots=one(mask),
         logprob_rows=np.empty(0, np.int32),
-        loads=(RowLoad(0, _GREEDY, None, None),) if start == 0 else (),
+        loads=(RowLoad(0, GREEDY, None, None),) if start == 0 else (),
         page_updates=PageUpdates(np.zeros_like(new), new, new),
     )

@@ -69,6 +69,34 @@ class Decoder:
         return found
 
 
+def build_decoder(
+    config: ModelConfig,
+    context: LayerContext,
+    *,
+    max_len: int,
+    qkv_bias: bool,
+    out_bias: bool = False,
+    qk_norm: bool = False,
+) -> Decoder:
+    """What a pre-norm architecture chooses of the attention block is named here; the rest is in `config`."""
+    attentions = [
+        Attention(
+            layer,
+            context,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            qkv_bias=qkv_bias,
+            out_bias=out_bias,
+            qk_norm=qk_norm,
+        )
+        for layer in range(config.num_layers)
+    ]
+    return Decoder(attentions, config, context, max_len=max_len)
+
+
 def _mlp(config: ModelConfig, context: LayerContext) -> GatedMlp:
     return GatedMlp(
         context, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size, eps=config.rms_norm_eps
