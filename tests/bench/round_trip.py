@@ -35,10 +35,11 @@ from sglite.text.tokenizer import Tokenizer
 MOST_TO_END = 2_000  # tokens
 
 
-def schemas(data: Path, count: int) -> Iterator[tuple[str, Any]]:
+def schemas(data: Path, count: int, part: str) -> Iterator[tuple[str, Any]]:
     with lzma.open(data, "rt", encoding="utf-8") as file:
         lines = file.readlines()
-    for line in lines[:: max(1, len(lines) // count)][:count]:
+    first, step = (int(number) for number in part.split("/"))
+    for line in lines[:: max(1, len(lines) // count)][first:count:step]:
         parsed = json.loads(line)
         yield parsed["name"], parsed["schema"]
 
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--tokenizer", type=Path, nargs="+", required=True)
     parser.add_argument("--schemas", type=int, default=200)
+    parser.add_argument("--part", default="0/1", help="K/N: every Nth of these, beginning with the Kth")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
@@ -135,7 +137,7 @@ def main() -> None:
         vocab = Vocab.of(Tokenizer.from_folder(folder))
         compiler = GrammarCompiler(vocab, CompilerConfig(isolate=False))
         counts: Counter[str] = Counter()
-        for name, schema in schemas(options.data, options.schemas):
+        for name, schema in schemas(options.data, options.schemas, options.part):
             for seed in range(options.seeds):
                 outcome = check(compiler, schema, seed=seed, most=options.tokens)
                 known = outcome if outcome in ("valid", "refused", "unfinished") else outcome.partition(":")[0]

@@ -1,6 +1,6 @@
 """`format` as an assertion: ECMA patterns of the formats that a regular language holds exactly.
 
-Sources: RFC 3339 (dates; leap years exact, a leap second :60 accepted in any minute), RFC 3339 appendix A
+Sources: RFC 3339 (dates; years from 0001, leap years exact, a leap second :60 accepted in any minute), RFC 3339 appendix A
 (duration), RFC 5321/5322 dot-atom (email), RFC 1123 (hostname), RFC 3986 (uri), RFC 4291 (ipv6), RFC 6901
 (json-pointer), RFC 4122 (uuid). Any other format is an annotation, as the standard has it, and is reported.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 
-# Years divisible by 4, and by 400 where they are by 100 (0000 is one).
-_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+# RFC 3339 has a year 0000; most programs, Python's among them, have not.
+_YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+# Years divisible by 4, and by 400 where they are by 100.
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _MONTH_DAY = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-_DATE = rf"(?:[0-9]{{4}}-{_MONTH_DAY}|{_LEAP}-02-29)"
+_DATE = rf"(?:{_YEAR}-{_MONTH_DAY}|{_LEAP}-02-29)"
 _OFFSET = r"(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:(?:[0-5][0-9]|60)(?:\.[0-9]+)?{_OFFSET}"
 
