@@ -47,7 +47,15 @@ from sglite.lang.nodes import (
 from sglite.lang.reasoning import markers_of, split_reasoning
 from sglite.lang.timeline import Span, Timeline
 from sglite.lang.transcript import Prompt, text_since
-from sglite.protocol import FinishReason, GenerateRequest, GrammarSpec, RequestOutput, Usage, merge_outputs
+from sglite.protocol import (
+    FinishReason,
+    GenerateRequest,
+    GrammarSpec,
+    RequestOutput,
+    Timing,
+    Usage,
+    merge_outputs,
+)
 
 T = TypeVar("T")
 _Method = Callable[[Branch, Any, Item], Awaitable[None]]
@@ -91,6 +99,7 @@ async def _recorded(branch: Branch, node: Gen | Select, item: Item, method: _Met
             watcher.cancel()
         meta = branch.last_meta
         finish = (meta.get("finish_reason") or {}).get("type")
+        timing: Timing | None = meta.get("timing")
         timeline.add(
             Span(
                 kind="gen" if isinstance(node, Gen) else "select",
@@ -100,6 +109,9 @@ async def _recorded(branch: Branch, node: Gen | Select, item: Item, method: _Met
                 start=start,
                 end=timeline.now(),
                 first=first[0] if first else None,
+                queued=None if timing is None else timing.queue_s,
+                computed=None if timing is None else timing.step_s,
+                steps=None if timing is None else timing.steps,
                 text="".join(branch.transcript.pieces[position:]),
                 usage=meta.get("usage", Usage()),
                 finish=finish,
@@ -305,6 +317,7 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
         usage = usage + (other.usage if other is not None else Usage())
     session.add_usage(usage)
     meta = select_meta(select, evidence, options, probabilities(output.logprobs), usage, tokenizer)
+    meta["timing"] = output.timing
     return Outcome(select.choices[index], select.choices[index], meta)
 
 

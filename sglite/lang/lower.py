@@ -135,6 +135,7 @@ def gen_meta(
         "finish_reason": _finish(output),
         "usage": output.usage,
         "coverage": output.coverage,
+        "timing": output.timing,
     }
     if output.logprobs:
         speak = tokenizer if params.return_text_in_logprobs else None

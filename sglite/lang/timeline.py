@@ -25,7 +25,8 @@ class Span:
     """Something that took time. Times are seconds from the start of the program.
 
     gen, select: from the moment the state came to it to its answer; `first` is the first piece of the answer (None
-    where it came at once). wait: the program's code waited for a variable.
+    where it came at once). Of that time the engine let it wait for `queued` seconds and computed it for `computed`, in
+    `steps` steps; None where the backend does not say. wait: the program's code waited for a variable.
     """
 
     kind: Kind
@@ -35,6 +36,9 @@ class Span:
     start: float
     end: float
     first: float | None = None
+    queued: float | None = None
+    computed: float | None = None
+    steps: int | None = None
     text: str = ""
     usage: Usage = Usage()
     finish: str | None = None  # why it ended
@@ -114,6 +118,7 @@ def chrome_events(timeline: Timeline, *, process: int) -> list[dict[str, Any]]:
         events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": lane.branch, "args": {"name": label}})
     for span in timeline.spans:
         usage = span.usage
+        events += _parts(span, process=process)
         events.append(
             {
                 "ph": "X",
@@ -130,12 +135,38 @@ def chrome_events(timeline: Timeline, *, process: int) -> list[dict[str, Any]]:
                     "cached_tokens": usage.cached_tokens,
                     "completion_tokens": usage.completion_tokens,
                     "forced_tokens": usage.forced_tokens,
+                    "queued_s": span.queued,
+                    "computed_s": span.computed,
+                    "steps": span.steps,
                     "finish": span.finish,
                     "error": span.error,
                 },
             }
         )
     return events
+
+
+def _parts(span: Span, *, process: int) -> list[dict[str, Any]]:
+    """Slices within a call's slice: waiting for a row, and the engine's steps. The engine's clock is another one, so
+    they stand at the end of the call, where its answer came."""
+    if span.queued is None or span.computed is None:
+        return []
+    begin = max(span.start, span.end - span.queued - span.computed)
+    parts = (("queue", begin, span.queued), (f"{span.steps} steps", begin + span.queued, span.computed))
+    return [
+        {
+            "ph": "X",
+            "name": name,
+            "cat": "engine",
+            "pid": process,
+            "tid": span.branch,
+            "ts": round(start * 1e6),
+            "dur": round(max(0.0, min(seconds, span.end - start)) * 1e6),
+            "args": {},
+        }
+        for name, start, seconds in parts
+        if seconds > 0
+    ]
 
 
 def html_page(timelines: list[Timeline]) -> str:
