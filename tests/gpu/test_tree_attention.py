@@ -1,4 +1,4 @@
-"""The two kernels of tree attention against attention in float32, over groups and rows of all sorts."""
+"""The kernels of tree attention against attention in float32, over groups and rows of all sorts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sglite.runtime.device.cuda.kernels.tree_attention import prefix_attention_kernel, suffix_attention_kernel
+from sglite.runtime.device.cuda.kernels.tree_attention import (
+    merge_kernel,
+    prefix_attention_kernel,
+    suffix_attention_kernel,
+)
 from sglite.runtime.device.cuda.tree_plan import Cut, Group, TreePlan, make_plan
 from tests.gpu.kernels import DEVICE, DTYPE, ON_GPU, TOLERANCE, error, random
 
@@ -61,20 +65,18 @@ class Tree:
         per_tile = block_m * self.kv_heads // self.heads
         return make_plan(groups, self.rows.cpu().numpy(), Cut(block_m, per_tile, chunk, 0))
 
-    def attend(self, plan: TreePlan, splits: int, *, warps: int) -> torch.Tensor:
+    def attend(self, plan: TreePlan, splits: int) -> torch.Tensor:
         rows, key, group = len(self.starts), plan.key, self.heads // self.kv_heads
         out = torch.full((rows, self.heads * self.dim), 7.0, dtype=DTYPE, device=DEVICE)
         place = (key.items, self.kv_heads, key.block_m)
         prefix_part = torch.full((*place, self.dim), math.nan, dtype=DTYPE, device=DEVICE)
         prefix_stat = torch.full(place, math.nan, device=DEVICE)
-        part = torch.full((rows * self.heads * splits * self.dim,), math.nan, device=DEVICE)
-        stat = torch.full((rows * self.heads * splits * 2,), math.nan, device=DEVICE)
-        count = torch.zeros(rows * self.kv_heads, dtype=torch.int32, device=DEVICE)
+        part = torch.full((rows, splits, self.heads, self.dim), math.nan, dtype=DTYPE, device=DEVICE)
+        stat = torch.full((rows, splits, self.heads), math.nan, device=DEVICE)
         items = np.zeros((key.items, plan.items.shape[1]), np.int32)
         items[: len(plan.items)] = plan.items
         device_items, shares, members = (torch.from_numpy(a).to(DEVICE) for a in (items, plan.shares, plan.members))
         scale = self.dim**-0.5 * math.log2(math.e)
-        heads = 1 << (group - 1).bit_length()
         pdl = {"launch_pdl": True} if ON_GPU else {}
         prefix_attention_kernel[(key.items, self.kv_heads)](
             self.q, self.k, self.v, self.table, members, device_items, prefix_part, prefix_stat, self.table.stride(0),
@@ -83,12 +85,15 @@ class Tree:
             STAGES=3, PDL=ON_GPU, num_warps=key.block_m // 16, **pdl,
         )  # fmt: skip
         suffix_attention_kernel[(rows, splits, self.kv_heads)](
-            self.q, self.k, self.v, self.table, self.rows, self.starts, out, shares, prefix_part, prefix_stat, part,
-            stat, count, self.table.stride(0), scale,
-            HKV=self.kv_heads, GROUP=group, BLOCK_G=16, D=self.dim, BLOCK_M=key.block_m, BLOCK_T=16, SPLITS=splits,
-            HEADS=heads, CHUNK=8, PAGE_SIZE=self.page_size, STAGES=2, PDL=ON_GPU, num_warps=warps, **pdl,
+            self.q, self.k, self.v, self.table, self.rows, self.starts, shares, part, stat, self.table.stride(0), scale,
+            HKV=self.kv_heads, GROUP=group, BLOCK_G=16, D=self.dim, BLOCK_T=16, SPLITS=splits,
+            PAGE_SIZE=self.page_size, STAGES=2, PDL=ON_GPU, num_warps=1, **pdl,
         )  # fmt: skip
-        assert not count.any(), "the counters must be back at 0"
+        merge_kernel[(rows, self.kv_heads)](
+            self.starts, shares, part, stat, prefix_part, prefix_stat, out,
+            HKV=self.kv_heads, GROUP=group, HEADS=1 << (group - 1).bit_length(), D=self.dim, BLOCK_M=key.block_m,
+            SPLITS=splits, OWN=min(splits, 2), CHUNK=8, PDL=ON_GPU, num_warps=1, **pdl,
+        )  # fmt: skip
         return out
 
     def want(self, i: int) -> torch.Tensor:
@@ -118,12 +123,12 @@ LARGE = [
 
 
 @pytest.mark.parametrize("tree", LARGE if ON_GPU else SMALL, ids=lambda t: f"{t.heads}-{t.kv_heads}-{t.dim}")
-@pytest.mark.parametrize(("block_m", "chunk"), [(64, 512), (128, 256)] if ON_GPU else [(16, 32), (32, 16)])
-@pytest.mark.parametrize(("splits", "warps"), [(1, 1), (4, 2)])
-def test_rows_that_share_a_prefix_attend_to_all_of_it(
-    tree: Tree, block_m: int, chunk: int, splits: int, warps: int
-) -> None:
-    out = tree.attend(tree.plan(block_m, chunk), splits, warps=warps)
+@pytest.mark.parametrize(
+    ("block_m", "chunk", "splits"),
+    [(64, 512, 1), (128, 256, 4), (64, 256, 16)] if ON_GPU else [(16, 32, 1), (32, 16, 4)],
+)
+def test_rows_that_share_a_prefix_attend_to_all_of_it(tree: Tree, block_m: int, chunk: int, splits: int) -> None:
+    out = tree.attend(tree.plan(block_m, chunk), splits)
     for i, (group, length) in enumerate(zip(tree.group_of, tree.lengths, strict=True)):
         assert error(out[i], tree.want(i)) < TOLERANCE, f"row {i} of group {group}, {length} cached"
     assert (out[-1] == 7).all(), "padding rows are left alone"

@@ -16,7 +16,7 @@ from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, No
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
 from sglite.runtime.device.cuda.planner import RaggedPlanner
-from sglite.runtime.device.cuda.tree import SplitWorkspace, TreeAttention
+from sglite.runtime.device.cuda.tree import TreeAttention
 
 _MAX_SPLITS = 64
 
@@ -53,7 +53,7 @@ class CudaAttention:
         self._part = torch.empty(parts * heads * shape.head_dim, dtype=torch.float32, device=device)
         self._stat = torch.empty(parts * heads * 2, dtype=torch.float32, device=device)
         self._count = torch.zeros(max_tokens * shape.num_kv_heads, dtype=torch.int32, device=device)
-        self.tree = TreeAttention(shape, cache, SplitWorkspace(self._part, self._stat, self._count), pdl=pdl)
+        self.tree = TreeAttention(shape, cache, pdl=pdl)
 
     def plan(self, batch: ForwardBatch) -> None:
         assert isinstance(batch, CudaForwardBatch)

@@ -1,4 +1,4 @@
-"""Attention of small steps that reads shared prefixes once: the plan's place on the GPU, and the two launches.
+"""Attention of small steps that reads shared prefixes once: the plan's place on the GPU, and the launches.
 
 The plan stays where it is until other rows share other prefixes, and the kernels read all its numbers on the device:
 graphs captured for one plan serve every plan with the same key.
@@ -7,7 +7,6 @@ graphs captured for one plan serve every plan with the same key.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,11 @@ import triton
 from sglite.runtime.batch import Batch, IntArray
 from sglite.runtime.device.base import AttentionShape, KVCache
 from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch, PinnedRing, Sections, fill
-from sglite.runtime.device.cuda.kernels.tree_attention import prefix_attention_kernel, suffix_attention_kernel
+from sglite.runtime.device.cuda.kernels.tree_attention import (
+    merge_kernel,
+    prefix_attention_kernel,
+    suffix_attention_kernel,
+)
 from sglite.runtime.device.cuda.tree_plan import (
     BLOCK_T,
     ITEM_WORDS,
@@ -32,21 +35,12 @@ from sglite.runtime.device.cuda.tree_plan import (
 from sglite.runtime.device.inputs import HostInputs
 
 
-@dataclass(frozen=True, slots=True)
-class SplitWorkspace:
-    """What parts of one row's KV leave for the last of them; see decode_attention_kernel."""
-
-    part: torch.Tensor
-    stat: torch.Tensor
-    count: torch.Tensor
-
-
 def prefix_tile(block_m: int) -> tuple[int, int]:
     """Pipeline stages, warps."""
-    return 5, block_m // 16
+    return (7, 4) if block_m == 64 else (5, 8)
 
 
-def suffix_tile(programs: int, splits: int) -> tuple[int, int, int]:
+def suffix_tile() -> tuple[int, int, int]:
     """Tokens a tile, pipeline stages, warps. Small, so that programs fit beside those of the prefix kernel."""
     return 32, 2, 1
 
@@ -54,11 +48,11 @@ def suffix_tile(programs: int, splits: int) -> tuple[int, int, int]:
 class TreeAttention:
     """`costs`: by which it is decided what a step reads once."""
 
-    def __init__(self, shape: AttentionShape, cache: KVCache, workspace: SplitWorkspace, *, pdl: bool) -> None:
+    def __init__(self, shape: AttentionShape, cache: KVCache, *, pdl: bool) -> None:
         device = cache.k[0].device
         self._shape = shape
         self._cache = cache
-        self._workspace = workspace
+        self._scale = shape.scale * math.log2(math.e)
         self._pdl = pdl
         self.costs = MEASURED
         self._tree_shape = TreeShape(
@@ -98,28 +92,54 @@ class TreeAttention:
     def attend(self, layer: int, q: torch.Tensor, batch: CudaForwardBatch) -> torch.Tensor:
         """q: [N, num_heads, head_dim], rotated; new keys and values are in place -> [N, num_heads * head_dim]."""
         assert batch.key is not None and batch.key.tree is not None
-        shape, tokens, key, tree, views = self._shape, q.shape[0], batch.key, batch.key.tree, self._views
-        k, v, table = self._cache.k[layer], self._cache.v[layer], batch.page_table
-        group, scale = shape.num_heads // shape.num_kv_heads, shape.scale * math.log2(math.e)
-        part = q.new_empty(tree.items, shape.num_kv_heads, tree.block_m, shape.head_dim)
-        stat = torch.empty(part.shape[:3], dtype=torch.float32, device=part.device)
-        stages, warps = prefix_tile(tree.block_m)
-        prefix_attention_kernel[(tree.items, shape.num_kv_heads)](
-            q, k, v, table, views["members"], views["items"], part, stat, table.stride(0), scale,
-            HKV=shape.num_kv_heads, GROUP=group, D=shape.head_dim, BLOCK_M=tree.block_m, BLOCK_T=BLOCK_T,
-            PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
-        )  # fmt: skip
-        space, out = self._workspace, q.new_empty(tokens, shape.num_heads * shape.head_dim)
+        shape, splits, views = self._shape, batch.key.splits, self._views
+        block_m = batch.key.tree.block_m
+        prefix_part, prefix_stat = self._prefixes(layer, q, batch, batch.key.tree)
+        part, stat = self._suffixes(layer, q, batch, splits)
+        out = q.new_empty(q.shape[0], shape.num_heads * shape.head_dim)
+        group = self._tree_shape.queries
         heads = triton.next_power_of_2(group)
-        block, stages, warps = suffix_tile(tokens * shape.num_kv_heads, key.splits)
-        suffix_attention_kernel[(tokens, key.splits, shape.num_kv_heads)](
-            q, k, v, table, batch.rows, batch.starts, out, views["shares"], part, stat, space.part, space.stat,
-            space.count, table.stride(0), scale,
-            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, heads), D=shape.head_dim,
-            BLOCK_M=tree.block_m, BLOCK_T=block, SPLITS=key.splits, HEADS=heads, CHUNK=max(1, 32 // heads),
-            PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
+        chunk = max(1, 32 // heads)
+        merge_kernel[(q.shape[0], shape.num_kv_heads)](
+            batch.positions, views["shares"], part, stat, prefix_part, prefix_stat, out,
+            HKV=shape.num_kv_heads, GROUP=group, HEADS=heads, D=shape.head_dim, BLOCK_M=block_m, SPLITS=splits,
+            OWN=min(splits, chunk), CHUNK=chunk, PDL=self._pdl, num_warps=1, launch_pdl=self._pdl,
         )  # fmt: skip
         return out
+
+    def _prefixes(
+        self, layer: int, q: torch.Tensor, batch: CudaForwardBatch, key: TreeKey
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and log2 of the normaliser of each item's queries."""
+        shape, table, views = self._shape, batch.page_table, self._views
+        part = q.new_empty(key.items, shape.num_kv_heads, key.block_m, shape.head_dim)
+        stat = torch.empty(part.shape[:-1], dtype=torch.float32, device=part.device)
+        stages, warps = prefix_tile(key.block_m)
+        prefix_attention_kernel[(key.items, shape.num_kv_heads)](
+            q, self._cache.k[layer], self._cache.v[layer], table, views["members"], views["items"], part, stat,
+            table.stride(0), self._scale,
+            HKV=shape.num_kv_heads, GROUP=self._tree_shape.queries, D=shape.head_dim, BLOCK_M=key.block_m,
+            BLOCK_T=BLOCK_T, PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps,
+            launch_pdl=self._pdl,
+        )  # fmt: skip
+        return part, stat
+
+    def _suffixes(
+        self, layer: int, q: torch.Tensor, batch: CudaForwardBatch, splits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of each part of each row's suffix."""
+        shape, table, group = self._shape, batch.page_table, self._tree_shape.queries
+        part = q.new_empty(q.shape[0], splits, shape.num_heads, shape.head_dim)
+        stat = torch.empty(part.shape[:-1], dtype=torch.float32, device=part.device)
+        block, stages, warps = suffix_tile()
+        suffix_attention_kernel[(q.shape[0], splits, shape.num_kv_heads)](
+            q, self._cache.k[layer], self._cache.v[layer], table, batch.rows, batch.positions, self._views["shares"],
+            part, stat, table.stride(0), self._scale,
+            HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
+            BLOCK_T=block, SPLITS=splits, PAGE_SIZE=batch.page_size, STAGES=stages, PDL=self._pdl, num_warps=warps,
+            launch_pdl=self._pdl,
+        )  # fmt: skip
+        return part, stat
 
 
 def token_groups(batch: Batch) -> list[Group]:

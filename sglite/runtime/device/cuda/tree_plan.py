@@ -23,7 +23,7 @@ ITEM_WORDS = 8  # first member, members, row of the page table, begin, end; the 
 SHARE_WORDS = 4  # tokens of the shared prefix, its first item, items, place among the item's members
 BLOCK_T = 64  # tokens of a tile of keys
 MOST_ITEMS = 512
-_SMALLEST_CHUNK = 256  # tokens; a part below that costs more to merge than it gains
+_SMALLEST_CHUNK = 128  # tokens; a part below that costs more to merge than it gains
 _MOST_PARTS = 32  # of one prefix
 _MOST_WAVES = 4
 _START_TOKENS = 192  # what a program's start and end cost, in tokens of its loop
@@ -112,7 +112,7 @@ MEASURED = Costs()
 
 def plan_tree(groups: Sequence[Group], rows: IntArray, shape: TreeShape, *, costs: Costs = MEASURED) -> TreePlan | None:
     """`rows`: the row of the page table of each of the N rows. None: reading prefixes row by row is faster."""
-    groups = [group for group in groups if len(group.members) > 1 and group.length >= _SMALLEST_CHUNK]
+    groups = [group for group in groups if len(group.members) > 1 and group.length > _SMALLEST_CHUNK]
     while groups:
         cut = cut_groups(groups, shape)
         if cut is not None and costs.shared(groups, cut, shape) < sum(costs.plain(group, shape) for group in groups):

@@ -5,14 +5,14 @@
                | for all its rows   | (suffix kernel)               |
 
 The prefix kernel takes one item: one part of one prefix, for as many rows as fit a tile of queries, all query heads of
-a KV head side by side, so that scores and outputs are tensor-core products. It leaves each query's output over that
-part and the log2 of its normaliser. The suffix kernel computes a row's attention over what follows its prefix, in parts
-that meet like those of `decode_attention_kernel`, and merges the items' outputs in, weighted by their normalisers
-(log-sum-exp). A row without a prefix has no items.
+a KV head side by side, so that scores and outputs are tensor-core products. The suffix kernel takes one part of what
+follows one row's prefix. Both leave outputs and the log2 of their normalisers; the merge kernel weights one by the
+other (log-sum-exp). A row without a prefix has no items.
 
 Before them `norm_rope_append_kernel` leaves rotated queries, and new keys and values in their slots. The prefix kernel
 lets its successor start only after its own wait, when all that is complete. So the suffix kernel reads it (around L1,
-which may hold what stood there before) beside the prefix kernel, and waits for that just before it merges.
+which may hold what stood there before) beside the prefix kernel, which leaves the memory's bandwidth mostly unused,
+without waiting for it: only its very last program does, so that its end implies the end of both.
 """
 
 from __future__ import annotations
@@ -108,31 +108,24 @@ def prefix_attention_kernel(
 
 
 @triton.jit
-def suffix_attention_kernel(  # noqa: PLR0915 - one launch cannot be split
+def suffix_attention_kernel(
     q_ptr,  # [N, HQ, D], rotated
     k_ptr,  # [slots, HKV, D]
     v_ptr,
     table_ptr,  # int32[max_rows, pages a row]
     rows_ptr,  # int32[N]
     positions_ptr,  # int32[N] of the new token; negative: padding
-    out_ptr,  # [N, HQ * D]
-    shares_ptr,  # int32[N, 4]: tokens of the shared prefix, its first item, items, the row's place in each
-    prefix_part_ptr,  # [items, HKV, BLOCK_M, D]
-    prefix_stat_ptr,  # float32[items, HKV, BLOCK_M]
-    part_ptr,  # float32[N, HQ, SPLITS, D]
-    stat_ptr,  # float32[N, HQ, SPLITS, 2]: maximum, normaliser
-    count_ptr,  # int32[N, HKV], all 0 between launches
+    shares_ptr,  # int32[N, 4]: tokens of the shared prefix; the rest is for the merge
+    part_ptr,  # [N, SPLITS, HQ, D]
+    stat_ptr,  # float32[N, SPLITS, HQ]: log2 of the normaliser, -inf where a part has no tokens
     table_stride,
     scale,
     HKV: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr,  # GROUP rounded up to at least 16
     D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLITS: tl.constexpr,  # of each row's suffix
-    HEADS: tl.constexpr,  # GROUP rounded up to a power of 2
-    CHUNK: tl.constexpr,  # parts that are merged at a time
     PAGE_SIZE: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -147,26 +140,16 @@ def suffix_attention_kernel(  # noqa: PLR0915 - one launch cannot be split
     d = tl.arange(0, D)
     g = tl.arange(0, BLOCK_G)
     t = tl.arange(0, BLOCK_T)
-    real = (g < GROUP)[:, None]
 
     tokens = tl.load(positions_ptr + n) + 1
-    table = table_ptr + tl.load(rows_ptr + n).to(tl.int64) * table_stride
     prefix = tl.load(shares_ptr + n * 4)
-    first_item = tl.load(shares_ptr + n * 4 + 1)
-    items = tl.load(shares_ptr + n * 4 + 2)
-    place = tl.load(shares_ptr + n * 4 + 3)
-    first_head = n * HQ + head * GROUP
-    q_tile = q_ptr + (first_head + g).to(tl.int64)[:, None] * D + d[None, :]
-    q = tl.load(q_tile, mask=real, other=0.0, cache_modifier=".cg")
+    table = table_ptr + tl.load(rows_ptr + n).to(tl.int64) * table_stride
+    heads = head * GROUP + g
+    q_tile = q_ptr + (n * HQ + heads).to(tl.int64)[:, None] * D + d[None, :]
+    q = tl.load(q_tile, mask=(g < GROUP)[:, None], other=0.0, cache_modifier=".cg")
     chunk = tl.cdiv(tl.cdiv(tokens - prefix, SPLITS), BLOCK_T) * BLOCK_T
-    parts = tl.cdiv(tokens - prefix, tl.maximum(chunk, 1))
     begin = prefix + split * chunk
     end = tl.minimum(begin + chunk, tokens)
-    if split >= parts:  # padding has no part
-        if PDL:
-            gdc_wait()
-        return
-
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, D], tl.float32)
@@ -178,64 +161,79 @@ def suffix_attention_kernel(  # noqa: PLR0915 - one launch cannot be split
         v = tl.load(v_ptr + at[:, None] + d[None, :], mask=live[:, None], other=0.0, cache_modifier=".cg")
         top, total, acc = attend_scaled(q, k, v, live, scale, top, total, acc)
 
+    place = (n * SPLITS + split) * HQ + heads
+    total = tl.where(begin < end, total, 1.0)  # top is -inf then
+    tl.store(stat_ptr + place, top + tl.log2(total), mask=g < GROUP)
+    part = (acc / total[:, None]).to(part_ptr.dtype.element_ty)
+    tl.store(part_ptr + place[:, None] * D + d[None, :], part, mask=(g < GROUP)[:, None])
+    last = (n == tl.num_programs(0) - 1) & (split == SPLITS - 1) & (head == HKV - 1)
+    if PDL and last:  # the others make room at once: that they are over says nothing about the kernel before
+        gdc_wait()
+
+
+@triton.jit
+def merge_kernel(
+    positions_ptr,  # int32[N]; negative: padding
+    shares_ptr,  # int32[N, 4]: -, first item, items, the row's place in each
+    part_ptr,  # [N, SPLITS, HQ, D]
+    stat_ptr,  # float32[N, SPLITS, HQ]
+    prefix_part_ptr,  # [items, HKV, BLOCK_M, D]
+    prefix_stat_ptr,  # float32[items, HKV, BLOCK_M]
+    out_ptr,  # [N, HQ * D]
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,  # GROUP rounded up to a power of 2
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+    OWN: tl.constexpr,  # parts of the suffix that are read at a time
+    CHUNK: tl.constexpr,  # items that are read at a time
+    PDL: tl.constexpr,
+):
+    """Each head's output over its row's suffix and prefix, weighted by their normalisers. Grid (N, HKV)."""
+    HQ: tl.constexpr = HKV * GROUP
+    if PDL:
+        gdc_launch_dependents()
+    n = tl.program_id(0)
+    head = tl.program_id(1)
+    position = tl.load(positions_ptr + n)
+    first_item = tl.load(shares_ptr + n * 4 + 1)
+    items = tl.load(shares_ptr + n * 4 + 2)
+    place = tl.load(shares_ptr + n * 4 + 3)
     if PDL:
         gdc_wait()
-    gg = tl.arange(0, HEADS)
-    if SPLITS == 1:
-        top = first_rows(top, BLOCK_G, HEADS)
-        total = first_rows(total, BLOCK_G, HEADS)
-        tiles = tl.reshape(acc, (BLOCK_G // HEADS, HEADS, D))
-        outer = tl.arange(0, BLOCK_G // HEADS)[:, None, None]
-        acc = tl.sum(tl.where(outer == 0, tiles, 0.0), 0)
-    else:
-        own_parts = (first_head + g) * SPLITS + split
-        tl.store(part_ptr + own_parts[:, None] * D + d[None, :], acc, mask=real)
-        tl.store(stat_ptr + own_parts * 2, top, mask=g < GROUP)
-        tl.store(stat_ptr + own_parts * 2 + 1, total, mask=g < GROUP)
-        tl.debug_barrier()  # the counter tells of what all threads have stored
-        arrived = tl.atomic_add(count_ptr + n * HKV + head, 1, sem="acq_rel", scope="gpu")
-        if arrived < parts - 1:
-            return
-        tl.debug_barrier()
-        tl.store(count_ptr + n * HKV + head, 0)
-        top = tl.full([HEADS], -1.0e30, tl.float32)  # finite, for heads that are padding
-        total = tl.where(gg < GROUP, 0.0, 1.0)
-        acc = tl.zeros([HEADS, D], tl.float32)
-        for i0 in range(0, parts, CHUNK):
-            i = (i0 + tl.arange(0, CHUNK))[:, None]
-            there = (i < parts) & (gg < GROUP)[None, :]
-            at = (first_head + gg)[None, :] * SPLITS + i
-            tops = tl.load(stat_ptr + at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-            totals = tl.load(stat_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-            top, total, acc = merge(top, total, acc, tops, totals, part_ptr, at, there, D)
-
+    if position < 0:
+        return
+    g = tl.arange(0, HEADS)
+    d = tl.arange(0, D)
+    i = tl.arange(0, CHUNK)[:, None]
+    heads = head * GROUP + g
+    real = g < GROUP
+    top = tl.full([HEADS], -1.0e30, tl.float32)  # finite, for heads that are padding
+    total = tl.where(real, 0.0, 1.0)
+    acc = tl.zeros([HEADS, D], tl.float32)
+    for s0 in tl.static_range(0, SPLITS, OWN):  # powers of 2
+        s = s0 + tl.arange(0, OWN)[:, None]
+        own = (n * SPLITS + s) * HQ + heads[None, :]
+        top, total, acc = merge(top, total, acc, part_ptr, stat_ptr, own, (s < SPLITS) & real[None, :], D)
     first_place = (first_item * HKV + head) * BLOCK_M + place * GROUP
     for i0 in range(0, items, CHUNK):
-        i = (i0 + tl.arange(0, CHUNK))[:, None]
-        there = (i < items) & (gg < GROUP)[None, :]
-        at = first_place + i * (HKV * BLOCK_M) + gg[None, :]
-        tops = tl.load(prefix_stat_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-        top, total, acc = merge(top, total, acc, tops, tl.where(there, 1.0, 0.0), prefix_part_ptr, at, there, D)
-    out_tile = out_ptr + (first_head + gg)[:, None].to(tl.int64) * D + d[None, :]
-    tl.store(out_tile, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=(gg < GROUP)[:, None])
+        there = (i0 + i < items) & real[None, :]
+        at = first_place + (i0 + i) * (HKV * BLOCK_M) + g[None, :]
+        top, total, acc = merge(top, total, acc, prefix_part_ptr, prefix_stat_ptr, at, there, D)
+    out_tile = out_ptr + (n * HQ + heads)[:, None].to(tl.int64) * D + d[None, :]
+    tl.store(out_tile, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
-def first_rows(x, ROWS: tl.constexpr, FIRST: tl.constexpr):
-    """x[:FIRST]  # float32[ROWS]"""
-    tiles = tl.reshape(x, (ROWS // FIRST, FIRST))
-    return tl.sum(tl.where(tl.arange(0, ROWS // FIRST)[:, None] == 0, tiles, 0.0), 0)
-
-
-@triton.jit
-def merge(top, total, acc, tops, totals, part_ptr, at, there, D: tl.constexpr):
-    """Parts of one softmax: (maximum [G], normaliser [G], weighted sum [G, D]) and C more of it, the sums of which lie
-    at part_ptr + at * D. Reads around L1: other multiprocessors wrote them."""
+def merge(top, total, acc, part_ptr, stat_ptr, at, there, D: tl.constexpr):
+    """Parts of one softmax, (maximum [G], normaliser [G], weighted sum [G, D]), and C more of it, outputs at
+    part_ptr + at * D with the log2 of their normalisers at stat_ptr + at  # at: int[C, G]. Read around L1."""
     d = tl.arange(0, D)
+    stats = tl.load(stat_ptr + at, mask=there, other=float("-inf"), cache_modifier=".cg")
     tile = part_ptr + at[:, :, None] * D + d[None, None, :]
     parts = tl.load(tile, mask=there[:, :, None], other=0.0, cache_modifier=".cg").to(tl.float32)
-    higher = tl.maximum(top, tl.max(tops, 0))
-    weight = tl.exp2(tops - higher[None, :])
+    higher = tl.maximum(top, tl.max(stats, 0))
+    weight = tl.exp2(stats - higher[None, :])
     fade = tl.exp2(top - higher)
-    total = total * fade + tl.sum(totals * weight, 0)
-    return higher, total, acc * fade[:, None] + tl.sum(parts * weight[:, :, None], 0)
+    return higher, total * fade + tl.sum(weight, 0), acc * fade[:, None] + tl.sum(parts * weight[:, :, None], 0)
