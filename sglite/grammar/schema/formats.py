@@ -1,6 +1,6 @@
 """`format` as an assertion: ECMA patterns of the formats that a regular language holds exactly.
 
-Sources: RFC 3339 (dates; years from 0001, leap years exact, a leap second :60 accepted in any minute), RFC 3339 appendix A
+Sources: RFC 3339 (dates; from the year 0001, leap years exact, a leap second :60 in any minute), RFC 3339 appendix A
 (duration), RFC 5321/5322 dot-atom (email), RFC 1123 (hostname), RFC 3986 (uri), RFC 4291 (ipv6), RFC 6901
 (json-pointer), RFC 4122 (uuid). Any other format is an annotation, as the standard has it, and is reported.
 """
