@@ -76,6 +76,11 @@ class EngineConfig:
     stop_regex_budget_s: float = option(
         0.1, "Time that the stop regexes of one completion may take in all, in seconds."
     )
+    access_log: int = option(
+        0,
+        "Admissions that are remembered to compare the prefix cache with the best one in hindsight: recent_hit_rate and"
+        " best_hit_rate in the statistics, each question for which takes a millisecond an admission. 0 is off.",
+    )
     check_invariants: bool = option(False, "Check the page accounting after every step and log what is wrong.")
 
     def __post_init__(self) -> None:

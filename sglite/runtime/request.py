@@ -14,6 +14,7 @@ import numpy as np
 from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.protocol import FinishReason, GenerateRequest, ProgramRef, ScoreRequest
 from sglite.runtime.batch import IntArray, RowSampling
+from sglite.runtime.cache.access_log import Entry
 from sglite.runtime.cache.manager import Prefix
 from sglite.runtime.cache.radix_tree import Namespace
 from sglite.runtime.completion import Completion
@@ -97,6 +98,7 @@ class Request:
     num_ahead: int = 0  # samples under way whose tokens are known already (forced): their results are dropped
     sequence: int = 0  # order of arrival in the scheduler
     cached_hint: int = 0  # tokens that were in the cache when it came
+    access: Entry | None = None  # in the log of the prefix cache, where one is kept
     admitted: Moment | None = None  # the first time; a retracted request is admitted again
 
     @property

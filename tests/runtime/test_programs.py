@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from sglite.protocol import ProgramRef
 from sglite.runtime.cache.eviction import LRU
@@ -44,6 +45,7 @@ def _react(num_agents: int, num_pages: int, *, programs: bool) -> tuple[float, H
         clock=lambda: now[0],
         max_wait_s=1e9,
         lease_s=1e9,
+        access_log=1000,
     )
     if not programs:
         harness.core._cache._tree._policy = LRU()
@@ -135,3 +137,13 @@ def test_an_old_program_does_not_starve_a_young_one_for_ever() -> None:
         if any(o.request_id == young and o.finished for o in harness.outputs):
             break
     assert 4 <= i <= 8
+
+
+def test_the_statistics_compare_the_cache_with_the_best_in_hindsight() -> None:
+    pages = (len(PREAMBLE) + 8 * (20 + TURNS * 15)) // 2
+    _, harness = _react(8, pages, programs=True)
+    rates = harness.core.cache_rates()
+    found = harness.core.metrics.cached_tokens / harness.core.metrics.prompt_tokens
+    assert rates["recent_hit_rate"] == pytest.approx(found, abs=0.02)
+    assert rates["best_hit_rate"] == pytest.approx(_optimum(harness, pages), abs=0.02)
+    assert Harness().core.cache_rates() == {}

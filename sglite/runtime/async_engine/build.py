@@ -91,4 +91,4 @@ def _model_info(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer,
 
 
 def _stats(core: EngineCore) -> Callable[[], dict[str, Any]]:
-    return lambda: dataclasses.asdict(core.metrics)
+    return lambda: dataclasses.asdict(core.metrics) | core.cache_rates()

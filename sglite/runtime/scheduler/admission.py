@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglite.runtime.batch import IntArray, RowLoad
+from sglite.runtime.cache.access_log import AccessLog
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Moment, Request, RequestStatus
@@ -46,7 +47,9 @@ class Admission:
         held: HeldRows,
         metrics: Metrics,
         clock: Callable[[], float],
+        log: AccessLog | None,
     ) -> None:
+        self._log = log
         self._cache = cache
         self._table = table
         self._running = running
@@ -180,6 +183,10 @@ class Admission:
 
     def _count(self, request: Request, prefix: Prefix) -> None:
         if request.admitted is None:  # what a retracted request finds again is its own work
+            if self._log is not None:
+                found = prefix.length if request.completion is not None or request.index == 0 else 0
+                reads = request.reusable if request.completion is not None or request.index == 0 else 0
+                request.access = self._log.add(request.tokens, num_read=reads, num_found=found)
             request.admitted = Moment(self._clock(), self._metrics.steps, self._metrics.step_s)
             if request.completion is not None:
                 request.completion.cached_tokens = min(prefix.length, request.num_prompt)

@@ -21,6 +21,7 @@ import numpy as np
 
 from sglite.errors import OutOfPages
 from sglite.runtime.batch import BoolArray, IntArray, PageUpdates, SharedPrefixes
+from sglite.runtime.cache.access_log import AccessLog
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Request, RequestStatus
@@ -48,6 +49,7 @@ class Scheduler:
         find_shared: bool,
         lookup: PromptLookup | None,
         clock: Callable[[], float],
+        log: AccessLog | None = None,
     ) -> None:
         """`max_step_tokens` is at least the number of rows, so that every decoding row fits every step.
         `find_shared`: the executor wants to know which rows share a prefix."""
@@ -56,7 +58,14 @@ class Scheduler:
         self.waiting = waiting
         self.held = held
         self._admission = Admission(
-            cache=cache, table=table, running=self.running, waiting=waiting, held=held, metrics=metrics, clock=clock
+            cache=cache,
+            table=table,
+            running=self.running,
+            waiting=waiting,
+            held=held,
+            metrics=metrics,
+            clock=clock,
+            log=log,
         )
         self._cache = cache
         self._table = table
@@ -100,6 +109,9 @@ class Scheduler:
             self.waiting.remove(request)
         elif request.status is RequestStatus.RUNNING and request.row >= 0:
             self.running.remove(request, keep=keep)
+        if request.access is not None and over:
+            request.access.tokens = request.tokens[: max(request.num_tokens - request.samples, 0)].copy()
+            request.access = None
         if request.prefix is not None and keep and over and request.status is RequestStatus.RUNNING:
             self._keep_for_program(request, request.prefix)
         if hold and request.prefix is not None:
