@@ -31,7 +31,6 @@ from typing import Any, TextIO
 
 import llguidance
 import numpy as np
-import xgrammar
 
 from sglite.errors import SgliteError
 from sglite.grammar import bitmask, instance, spec
@@ -77,9 +76,11 @@ class Sglite(System):
     def compile(self, schema: str) -> Position:
         try:
             wanted = spec.json_schema(schema, on_unsupported=self._on_unsupported)
-            return _SglitePosition(self._compiler.compile_now(wanted))
+            grammar = self._compiler.compile_now(wanted)
         except SgliteError as error:
             raise Refused(type(error).__name__) from error
+        grammar.base.follower = None  # each mask is made: nothing remembered by an earlier completion
+        return _SglitePosition(grammar)
 
 
 class _SglitePosition(Position):
@@ -135,6 +136,9 @@ class RawXgrammar(System):
     """Its masks made at first use; made ahead (its default), compiles take seconds and some schemas do not return."""
 
     def __init__(self, vocab: Vocab) -> None:
+        import xgrammar  # brings torch: the other systems do without
+
+        self._new = xgrammar.GrammarMatcher
         info = xgrammar.TokenizerInfo(list(vocab.tokens), vocab_size=vocab.size, stop_token_ids=list(vocab.stop_ids))
         self._compiler = xgrammar.GrammarCompiler(
             info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=True
@@ -147,13 +151,14 @@ class RawXgrammar(System):
             )
         except (RuntimeError, ValueError) as error:
             raise Refused(str(error)[-80:]) from error
-        return _XgrammarPosition(compiled)
+        return _XgrammarPosition(compiled, self._new)
 
 
 class _XgrammarPosition(Position):
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, new: Callable[[Any], Any]) -> None:
         self._compiled = compiled
-        self._native = xgrammar.GrammarMatcher(compiled)
+        self._new = new
+        self._native = new(compiled)
 
     def fill(self, row: np.ndarray) -> None:
         self._native.fill_next_token_bitmask(row.reshape(1, -1))
@@ -162,7 +167,7 @@ class _XgrammarPosition(Position):
         return self._native.accept_token(token_id)
 
     def fresh(self) -> Position:
-        return _XgrammarPosition(self._compiled)
+        return _XgrammarPosition(self._compiled, self._new)
 
     def accepts(self, token_ids: list[int], text: str) -> bool:
         return all(self._native.accept_token(i) for i in token_ids) and self._native.is_completed()
@@ -244,6 +249,8 @@ def serve(options: argparse.Namespace) -> None:
     over_bytes, over_tokens = make(Vocab.of_bytes()), make(timed)
     timed.warm()
     over_tokens.compile('{"type":"object"}')  # tables that are made once
+    gc.collect()
+    gc.freeze()
     part, parts = (int(number) for number in options.part.split("/"))
     for number, line in lines(options.data):
         if number < options.begin or number % parts != part:
