@@ -1,6 +1,5 @@
 """Functions of numbers and of one row."""
 
-# pyright: basic
 # numba's functions take no annotations: it finds the types by itself
 
 from __future__ import annotations

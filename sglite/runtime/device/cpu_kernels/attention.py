@@ -1,6 +1,5 @@
 """Rotation, the KV cache and attention."""
 
-# pyright: basic
 # numba's functions take no annotations: it finds the types by itself
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ that takes one by compare-and-swap knows that the job's arguments stay until tha
 so a job ends even where the system lets no other thread run. Addresses are passed as integers.
 """
 
-# pyright: basic
 # numba's functions take no annotations: it finds the types by itself
 
 from __future__ import annotations

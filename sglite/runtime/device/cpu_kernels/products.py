@@ -1,6 +1,5 @@
 """A span of panels of a projection, for all rows."""
 
-# pyright: basic
 # numba's functions take no annotations: it finds the types by itself
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Addresses are integers; vectors need no alignment.
 """
 
 # numba calls what is written here to build a function's code; nothing of it has types that a checker could follow
-# pyright: basic
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What numba has no word for: addresses as arrays, atomic words, giving the core away, bits of a float."""
 
 # numba calls what is written here to build a function's code; nothing of it has types that a checker could follow
-# pyright: basic
 
 from __future__ import annotations
 
