@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import queue
 import socket
 import sys
 import threading
@@ -63,20 +62,21 @@ class Model:
 
 
 class Streamer(transformers.generation.streamers.BaseStreamer):
-    """Each token's id as it comes; the first call brings the prompt."""
+    """Each token's id as it comes, for one coroutine; the first call brings the prompt."""
 
     def __init__(self) -> None:
-        self.items: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self.items: asyncio.Queue[int | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:
             self._prompt = False
             return
-        self.items.put(int(value.flatten()[0]))
+        self._loop.call_soon_threadsafe(self.items.put_nowait, int(value.flatten()[0]))
 
     def end(self) -> None:
-        self.items.put(None)
+        self._loop.call_soon_threadsafe(self.items.put_nowait, None)
 
 
 def make_app(model: Model, mode: str) -> FastAPI:
@@ -121,7 +121,7 @@ async def _streamed(model: Model, body: dict[str, Any]) -> AsyncGenerator[bytes,
     streamer = Streamer()
     threading.Thread(target=model.generate, args=([body["prompt"]], body["max_tokens"], streamer), daemon=True).start()
     tokens = 0
-    while (token := await asyncio.to_thread(streamer.items.get)) is not None:
+    while (token := await streamer.items.get()) is not None:
         tokens += 1
         yield _event(model.tokenizer.decode([token]))
     yield _usage(tokens)

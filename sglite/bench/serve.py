@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -273,7 +273,8 @@ async def _one(client: httpx.AsyncClient, prompt: str, load: Load) -> Sample:
 
 
 async def _warm_and_measure(url: str, load: Load, *, name: str) -> Report:
-    warm = Load(users=2, requests=2, prompt_words=8, max_tokens=4, seed=load.seed + 1)
+    users = min(load.users, 8)
+    warm = replace(load, users=users, requests=users, max_tokens=4, rate=0.0, seed=load.seed + 1)
     await measure(f"{url}/v1", warm, name="warm-up")
     return await measure(f"{url}/v1", load, name=name)
 
@@ -286,11 +287,12 @@ async def _with_kv_use(url: str, load: Load) -> Report:
         async with httpx.AsyncClient(timeout=30) as client:
             while True:
                 stats = (await client.get(f"{url}/get_server_info")).json()["stats"]
-                taken = stats["pages_total"] - stats["pages_free"]
-                held = stats["pages_cached"] + stats["pages_protected"] + stats["pages_owned"]
+                # {} where the engine had no moment to answer
+                taken = stats.get("pages_total", 0) - stats.get("pages_free", 0)
                 if taken:
+                    held = stats["pages_cached"] + stats["pages_protected"] + stats["pages_owned"]
                     peaks.append(min(1.0, held / taken))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(0.5)
 
     watching = asyncio.ensure_future(watch())
     try:
