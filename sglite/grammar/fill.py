@@ -126,14 +126,13 @@ class BatchFiller:
         verdicts: list[int] = []
         native: list[tuple[int, LLGuidanceMatcher, int]] = []
         for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
+            taken = False
             if type(matcher) is FollowedMatcher:
                 state = matcher.take_known(token_id)
-                if state is not None and state.ahead is not None:
-                    verdicts.append(state.ahead)
+                if state is not None and (ahead := state.ahead) is not None:
+                    verdicts.append(ahead)
                     continue
                 taken = state is not None
-            else:
-                taken = False
             try:
                 own = None if taken else _native_of(matcher, token_id)
                 if own is not None:
