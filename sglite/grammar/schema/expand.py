@@ -313,10 +313,9 @@ class Expander:
 
 
 def _apply(state: _State, term: Term, rank: Rank, path: Path) -> None:
-    kind = type(term)
-    if kind is Step:
+    if isinstance(term, Step):
         term.run(state.case, rank)
-    elif kind is Holds:
+    elif isinstance(term, Holds):
         state.pending.append((term.literal, rank, path))
     else:
         state.choices.append((term, rank, path))
