@@ -46,6 +46,7 @@ from sglite.runtime.server.deps import CallDep, ServiceDep
 from sglite.runtime.server.routes.programs import check
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sse import DONE, EventStream, event, guarded, primed, while_connected
+from sglite.text.types import TextTokenizer
 
 MAX_NODES = 10_000
 MAX_BRANCHES = 1_000
@@ -218,7 +219,7 @@ class _ServiceClient:
     too."""
 
     def __init__(self, service: Service, call: Call, answers: asyncio.Queue[GraphAnswer | None]) -> None:
-        self.tokenizer = service.tokenizer
+        self.tokenizer: TextTokenizer | None = service.tokenizer
         self.model_info = service.engine.model_info
         self._service = service
         self._call = call

@@ -297,12 +297,10 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     request = score_request(branch, prompt, options, select.name)
     branch.siblings = 1
     score = session.client.score_request
-    (request, output), *alone = await asyncio.gather(
+    unconditional = unconditional_requests(branch, options) if select.method.needs_unconditional else []
+    (request, output), alone = await asyncio.gather(
         _continued_or_whole(branch, request, prompt, score),
-        *(
-            _maybe(score, wanted)
-            for wanted in (unconditional_requests(branch, options) if select.method.needs_unconditional else ())
-        ),
+        asyncio.gather(*(_maybe(score, wanted) for wanted in unconditional)),
     )
     branch.last_request_id = request.request_id
     if output.error is not None:

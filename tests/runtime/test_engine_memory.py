@@ -256,6 +256,27 @@ def test_resumed_rows_that_lock_all_memory_take_turns() -> None:
         assert list(harness.output(request_id).token_ids) == greedy(prompt, 5)
 
 
+def test_waiting_rows_give_their_memory_to_the_one_that_runs() -> None:
+    harness = Harness(num_pages=100, max_model_len=96)
+    for i in range(3):
+        ref = ProgramRef(program_id=f"p{i}", arrival=1.0 + i, wanted_again=-1)
+        harness.generate(f"{i}" * 25, request_id=f"h{i}", max_tokens=4, ignore_eos=True, hold=True, program=ref)
+    ids = [
+        harness.add(
+            "x",
+            continue_from=f"h{i}",
+            max_tokens=60,
+            ignore_eos=True,
+            program=ProgramRef(program_id=f"p{i}", arrival=1.0 + i, wanted_again=-1),
+        )
+        for i in range(3)
+    ]
+    harness.run()
+    for i, request_id in enumerate(ids):
+        prompt = [*(b"%d" % i * 25), *harness.output(f"h{i}").token_ids, ord("x")]
+        assert list(harness.output(request_id).token_ids) == greedy(prompt, 60)
+
+
 def test_a_held_row_expires() -> None:
     now = [0.0]
     harness = Harness(clock=lambda: now[0], hold_s=5.0)

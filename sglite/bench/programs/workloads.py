@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import sglite as sgl
 from sglite.bench.programs.loose import Loose
 from sglite.bench.programs.shapes import Texts
 from sglite.errors import InvalidRequest
-from sglite.lang.nodes import Gen
+from sglite.lang.nodes import Gen, Node
 from sglite.lang.program import Program
 from sglite.protocol import SamplingParams
 
@@ -33,6 +33,11 @@ Arguments = dict[str, Any]
 
 def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _as_gen(node: Node) -> Gen:
+    assert isinstance(node, Gen)
+    return node
 
 
 class Workload(Protocol):
@@ -44,7 +49,10 @@ class Workload(Protocol):
         """One for each program; `at_once` of them run at the same time."""
         ...
 
-    async def calls(self, loose: Loose, **arguments: Any) -> None: ...
+    @property
+    def calls(self) -> Callable[..., Coroutine[Any, Any, None]]:
+        """calls(loose, **arguments)"""
+        ...
 
     def branches(self) -> int:
         """States of a program that make a call."""
@@ -69,7 +77,7 @@ class _Base:
     def pause_s(self, arguments: Arguments) -> float:
         return 0.0
 
-    def gen(self, name: str, tokens: int) -> Gen:
+    def gen(self, name: str, tokens: int) -> Node:
         """Of exactly that many tokens, scaled."""
         return sgl.gen(name, max_tokens=self.texts.shape.tokens(tokens), temperature=0, ignore_eos=True)
 
@@ -167,7 +175,7 @@ class LlmJudge(_Base):
         return "\nOpinions:\n" + "\n".join(lines) + "\nScores: "
 
     def scores(self) -> Gen:
-        return sgl.gen("scores", json_schema=_SCORES, max_tokens=96, temperature=0)
+        return _as_gen(sgl.gen("scores", json_schema=_SCORES, max_tokens=96, temperature=0))
 
     def make_program(self) -> Program:
         @sgl.function
@@ -364,7 +372,7 @@ class RagJson(_Base):
         ]
 
     def answer(self) -> Gen:
-        return sgl.gen("answer", json_schema=_ANSWER, max_tokens=160, temperature=0)
+        return _as_gen(sgl.gen("answer", json_schema=_ANSWER, max_tokens=160, temperature=0))
 
     def make_program(self) -> Program:
         @sgl.function

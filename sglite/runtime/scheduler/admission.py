@@ -10,6 +10,7 @@ For each request in the list's order, while rows, budget and pages last:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -144,12 +145,15 @@ class Admission:
         """Of what nobody needs, then of younger programs. Where nothing runs: of anybody."""
         since = request.job.since if self._leaves_leases(request, now) else None
         pages = self._cache.allocate(needed, now, since=since)
-        while pages is None and self._held.release_youngest(after=request.job.since):
+        began = request.job.since
+        while pages is None and (
+            self._held.release_youngest(after=began) or self.release_reserved(request, after=began)
+        ):
             pages = self._cache.allocate(needed, now, since=since)
         while pages is None and not len(self._running):
             if since is not None:
                 since = None
-            elif not (self._held.release_youngest() or self._release_reserved(request)):
+            elif not (self._held.release_youngest() or self.release_reserved(request)):
                 break
             pages = self._cache.allocate(needed, now)
         return pages
@@ -159,13 +163,17 @@ class Admission:
         makes room. Those who belong to no program take it, and those who have waited for long."""
         return request.job.program is not None and not self._waiting.has_starved(request, now)
 
-    def _release_reserved(self, head: Request) -> bool:
-        """Another waiting request gives up the held row that it was to continue; it is admitted like any other."""
-        for request in self._waiting.ordered(self._clock()):
-            if request is not head and request.prefix is not None:
-                self._give_up_reserved(request)
-                return True
-        return False
+    def release_reserved(self, head: Request | None, *, after: float = -math.inf) -> bool:
+        """The waiting request of the youngest program gives up the held row that it was to continue, and with it the
+        lock on its prefix; it is admitted like any other. False where none but `head` has one whose program began
+        `after` that moment."""
+        waiting = self._waiting.ordered(self._clock())
+        reserved = [r for r in waiting if r is not head and r.prefix is not None and r.job.since > after]
+        if not reserved:
+            return False
+        self._give_up_reserved(max(reversed(reserved), key=lambda request: request.job.since))
+        self._waiting.changed()
+        return True
 
     def _give_up_reserved(self, request: Request) -> None:
         if request.prefix is not None:

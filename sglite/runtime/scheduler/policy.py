@@ -90,6 +90,10 @@ class WaitingList:
             self._dirty = False
         return self._requests
 
+    def changed(self) -> None:
+        """Some request's place in the order is another one now."""
+        self._dirty = True
+
     def has_starved(self, request: Request, now: float) -> bool:
         return now - request.job.arrival >= self._max_wait_s
 

@@ -244,7 +244,7 @@ class Scheduler:
 
     def _make_room(self) -> bool:
         """Someone gives pages up. False when nobody is left to run."""
-        if self.held.release_youngest():
+        if self.held.release_youngest() or self._admission.release_reserved(None):
             return True
         if len(self.running) > 1:
             self.retract(max(reversed(self.running.requests), key=lambda request: request.job.since))
