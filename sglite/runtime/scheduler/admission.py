@@ -63,7 +63,7 @@ class Admission:
         """`view`: the rows that run already; `budget`: new tokens that the step has left."""
         admitted, held_up = Admitted(), False
         prefilling = [self._running.requests[i] for i in view.within_prompt()] if self._cache.enabled else []
-        for request in self._waiting.ordered(now):
+        for request in list(self._waiting.ordered(now)):  # who gives a row up changes the order
             if budget <= 0 or not (request.row >= 0 or self._find_row()):
                 break
             if self._waiting.waits_for_siblings(request, now):
