@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from sglite.errors import InvalidGrammar
 from sglite.grammar.residual.rules import NOTHING, ResidualRules, Shape
 from sglite.grammar.schema.pattern_text import matcher
 from sglite.grammar.schema.values import identity, parse_json
@@ -122,12 +123,16 @@ class Tracker:
         return Step(walk.state(), walk.went_on)
 
     def end_scalar(self, state: State, text: bytes | bytearray) -> State | None:
-        """The state once a number or word ended that is at hand, before what follows it."""
+        """The state once a number or word ended that is at hand, before what follows it. None where it cannot end here,
+        or breaks a rule if it does."""
         if state.mode != SCALAR:
             return state
         walk = _Walk(self, state, text, b"")
         walk.mode = OUTSIDE
-        return walk.state() if walk.value_ended(0) else None
+        try:
+            return walk.state() if walk.value_ended(0) else None
+        except InvalidGrammar:  # half a word or number
+            return None
 
     def may_run_out(self, key: bytes) -> bool:
         """Errs on the side of True: only a look at what may follow hangs on it."""

@@ -117,12 +117,25 @@ KEYS = {
         (SMALL, '[1,11,2,3,4,5,6,7,8,9,"a",1', False),
         (ANY_ITEMS, '{"a":[1,"1",[1],{"1":1},null],"b":[1,1]}', True),
         (ANY_ITEMS, '{"a":[{"1":1,"2":2},{"2":2,"1":1}]}', False),
+        ({"type": "array", "uniqueItems": True}, "[null,-1.5,true,-1,false,1.5]", True),
+        ({"type": "array", "uniqueItems": True}, "[null,-1.5,null]", False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],
 )
 def test_no_key_and_no_item_stands_twice(compiler, schema, text, accepted):
     assert whole(compiler, spec.json_schema(schema), text) == accepted
+    matcher = compiler.compile_now(spec.json_schema(schema)).matcher()
+    for byte in text.encode():  # with a mask before each, as in decoding
+        token_id = compiler.vocab.with_bytes(bytes((byte,)))[0]
+        if token_id not in legal(matcher, compiler.vocab.size) and not matcher.forced():
+            break
+        if not matcher.accept([token_id]):
+            break
+    else:
+        assert matcher.can_stop == accepted
+        return
+    assert not accepted
 
 
 def test_a_json_object_has_no_key_twice(compiler):
