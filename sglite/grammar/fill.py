@@ -47,7 +47,7 @@ class BatchFiller:
         bases: list[tuple[LLGuidanceMatcher, int]] = []
         chains: list[list[Matcher]] = []
         for i, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
-            chain = [matcher] if type(matcher) is LLGuidanceMatcher else _peel(matcher)
+            chain: list[Matcher] = [matcher] if type(matcher) is LLGuidanceMatcher else _peel(matcher)
             base = chain[-1]
             if type(base) is FollowedMatcher and base.known_mask() is None:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglite.bench.structured.cases import SCHEMAS, Schema, closed
@@ -67,8 +67,7 @@ def lookups(config: EngineConfig, sizes: list[int], *, drafts: int, repeat: int)
     """Copy-heavy extraction: six records in prose, to be written as JSON."""
     measured: list[dict[int, tuple[float, list[RequestOutput]]]] = []
     for number in (0, drafts):
-        options = {**vars(config), "prompt_lookup": number}
-        with Engine(config=EngineConfig(**options)) as engine:
+        with Engine(config=replace(config, prompt_lookup=number)) as engine:
             measured.append({rows: _best(engine, rows, repeat) for rows in sizes})
     found: list[Lookup] = []
     for rows in sizes:

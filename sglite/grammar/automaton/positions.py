@@ -55,7 +55,7 @@ class Machine:
         self.regexes.most = most_regexes[1]
         self.exact = " & " not in lark and "~" not in lark
         self._most = most_positions
-        self._frames: dict[tuple, Frame] = {}
+        self._frames: dict[tuple[object, ...], Frame] = {}
         self._positions: dict[frozenset[Way], Position] = {}
         self.start = self._position([(self.regexes.empty, self._sequence((RuleRef("start"),), None))])
 

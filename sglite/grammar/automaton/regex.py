@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import and_, or_
+from typing import Any
 
 from sglite.grammar.automaton.utf8 import byte_sequences
 from sglite.grammar.schema.pattern_text import UNIT
@@ -29,7 +30,7 @@ class Regex:
 
     __slots__ = ("first", "kind", "nullable", "number", "parts", "rests")
 
-    def __init__(self, kind: str, parts: tuple, nullable: bool, number: int) -> None:
+    def __init__(self, kind: str, parts: tuple[Any, ...], nullable: bool, number: int) -> None:
         self.kind = kind
         self.parts = parts
         self.nullable = nullable  # it takes the empty text
@@ -38,7 +39,7 @@ class Regex:
         self.rests: dict[int, Regex] = {}  # by byte; what was asked for
 
 
-def _first_bytes(kind: str, parts: tuple) -> int:
+def _first_bytes(kind: str, parts: tuple[Any, ...]) -> int:
     match kind:
         case "set":
             return parts[0]
@@ -62,13 +63,13 @@ class Regexes:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._known: dict[tuple, Regex] = {}
+        self._known: dict[tuple[object, ...], Regex] = {}
         self._parsed: dict[str, Regex] = {}
         self.nothing = self._make("set", (0,), nullable=False)  # no text at all
         self.empty = self._make("empty", (), nullable=True)
         self.everything = self._make("not", (self.nothing,), nullable=True)
 
-    def _make(self, kind: str, parts: tuple, *, nullable: bool) -> Regex:
+    def _make(self, kind: str, parts: tuple[Any, ...], *, nullable: bool) -> Regex:
         key = (kind, *parts)
         found = self._known.get(key)
         if found is None:
@@ -277,10 +278,11 @@ class _Parser:
         if char == "[":
             return self._char_class()
         if char == "\\":
-            return self._chars([(self._escape(),) * 2])
+            code = self._escape()
+            return self._chars([(code, code)])
         if char in _SPECIAL or char in "()*+?{}]":
             raise ValueError(f"unexpected {char!r} in the expression")
-        return self._chars([(ord(char),) * 2])
+        return self._chars([(ord(char), ord(char))])
 
     def _escape(self) -> int:
         char = self._next()

@@ -124,7 +124,7 @@ class Automaton:
         self._unit, self._parts = follower.strings.parts_of(self.machine.regexes)
         self._left_of = {part: regex for regex, part in self._parts.items()} | {0: self.machine.regexes.empty}
         self._by_position: dict[Position, State | None] = {}  # None: text is forced there
-        self._by_forced: dict[tuple, State] = {}
+        self._by_forced: dict[tuple[object, ...], State] = {}
         self._forced_bytes: dict[Position, bytes] = {}
         self._insides: dict[tuple[Frame | None, Regex], Inside] = {}
         self.stop_mask = follower.stop_mask

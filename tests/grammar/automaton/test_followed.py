@@ -117,7 +117,7 @@ def mask(matcher: Matcher, size: int) -> np.ndarray:
 def same(followed: Matcher, exact: Matcher, vocab: Vocab, so_far: list[int]) -> np.ndarray:
     row, expected = mask(followed, vocab.size), mask(exact, vocab.size)
     if not np.array_equal(row, expected):
-        more, less = (bitmask.ids(a & ~b).tolist() for a, b in ((row, expected), (expected, row)))
+        more, less = (bitmask.ids(a & ~b).tolist() for a, b in ((row, expected), (expected, row)))  # pyright: ignore[reportArgumentType]
         pytest.fail(
             f"after {vocab.bytes_of(so_far)!r}: too many {[vocab.tokens[i] for i in more]}, "
             f"missing {[vocab.tokens[i] for i in less]}"
@@ -234,8 +234,10 @@ def test_a_grammar_that_has_too_many_positions_is_followed_by_the_engine_alone(c
     exact.rollback(3)
     same(followed, exact, compiler.vocab, tokens[:-3])
     assert automaton.full
-    followed._grammar.matcher()
-    assert followed._grammar.automaton is not automaton
+    grammar = followed._grammar
+    assert isinstance(grammar, LLGuidanceGrammar)
+    grammar.matcher()
+    assert grammar.automaton is not automaton
 
 
 def test_an_engine_that_reaches_a_limit_ends_one_row_of_a_batch(compiler: GrammarCompiler) -> None:
