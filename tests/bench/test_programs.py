@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sglite.bench.programs.price import critical_path, hit_rates, least_tokens, needed_steps
-from sglite.bench.programs.record import Call
+from sglite.bench.programs.record import Call, Warmed
 from sglite.bench.programs.run import WAYS, run_once
 from sglite.bench.programs.shapes import Shape, Texts
 from sglite.bench.programs.workloads import WORKLOADS, workload
@@ -82,7 +82,7 @@ def test_tokens_and_hits_are_counted_against_what_could_have_been() -> None:
     asked = 4 + 7 + 7
     assert (found, best) == (pytest.approx((5 + 6) / asked), pytest.approx((5 + 6) / asked))
     assert hit_rates(calls, [], capacity=3)[1] < best
-    assert hit_rates(calls, [(-1.0, tuple(b"ab"))], capacity=100)[1] == pytest.approx((2 + 5 + 6) / asked)
+    assert hit_rates(calls, [Warmed(-2.0, -1.0, tuple(b"ab"))], capacity=100)[1] == pytest.approx((2 + 5 + 6) / asked)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 
 from sglite.bench.calibrate import Rates
 from sglite.bench.floors import ModelCost
-from sglite.bench.programs.record import Call
+from sglite.bench.programs.record import Call, Warmed
 from sglite.runtime.batch import IntArray
 from sglite.runtime.cache.optimum import Access, distinct_tokens, optimal_hits
 
@@ -68,24 +68,29 @@ def least_tokens(calls: Sequence[Call]) -> int:
     return distinct_tokens(_computed(calls))
 
 
-def hit_rates(
-    calls: Sequence[Call], warmed: Sequence[tuple[float, tuple[int, ...]]], *, capacity: int
-) -> tuple[float, float]:
+def hit_rates(calls: Sequence[Call], warmed: Sequence[Warmed], *, capacity: int) -> tuple[float, float]:
     """Share of prompt tokens found in the cache, and the share that the best eviction would have found in the order
-    in which the calls were admitted. `warmed`: computed ahead, at a moment; it asks for nothing. `capacity` in
-    tokens."""
+    in which the calls were admitted. `warmed` asks for nothing; whether it was admitted early or late is not known, so
+    the better one counts. `capacity` in tokens."""
     admitted = [call for call in calls if call.timing.admitted]
     asked = sum(call.usage.prompt_tokens for call in admitted)
     if not asked:
         return 0.0, 0.0
-    timed = [(at, Access(np.array(tokens, np.int32), 0)) for at, tokens in warmed]
+    accesses: list[tuple[float, Access]] = []
     for call in admitted:
         for number, tokens in enumerate(_computed([call])):
             reads = len(call.prompt) - 1 if number == 0 else 0  # a scoring's options ask for the prompt once
-            timed.append((call.timing.admitted, Access(tokens, reads)))
-    accesses = [access for _, access in sorted(timed, key=lambda entry: entry[0])]
+            accesses.append((call.timing.admitted, Access(tokens, reads)))
+    ahead = [Access(np.array(one.tokens, np.int32), 0) for one in warmed]
+    early = [(one.submitted, access) for one, access in zip(warmed, ahead, strict=True)]
+    late = [(one.finished, access) for one, access in zip(warmed, ahead, strict=True)]
+    best = max(optimal_hits(_in_order(accesses + more), capacity) for more in (early, late))
     found = sum(min(call.usage.cached_tokens, len(call.prompt) - 1) for call in admitted)
-    return found / asked, optimal_hits(accesses, capacity) / asked
+    return found / asked, best / asked
+
+
+def _in_order(timed: list[tuple[float, Access]]) -> list[Access]:
+    return [access for _, access in sorted(timed, key=lambda entry: entry[0])]
 
 
 def floor_seconds(calls: Sequence[Call], path: Path, cost: ModelCost, rates: Rates, *, pause_s: float) -> float:

@@ -35,6 +35,15 @@ class Call:
     timing: Timing
 
 
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Tokens that were computed ahead, sometime between these moments."""
+
+    submitted: float
+    finished: float
+    tokens: tuple[int, ...]
+
+
 class Recorder:
     """Satisfies `sglite.lang.client.Client`."""
 
@@ -44,7 +53,7 @@ class Recorder:
         self.model_info = engine.model_info
         self.calls: list[Call] = []
         self._known: dict[str, tuple[int, ...]] = {}  # what rows hold, by the request that made them
-        self.warmed: list[tuple[float, tuple[int, ...]]] = []  # (when, tokens) computed ahead
+        self.warmed: list[Warmed] = []
 
     async def stream_request(self, request: GenerateRequest, *, program: str = "") -> AsyncGenerator[RequestOutput]:
         submitted = time.monotonic()
@@ -88,8 +97,9 @@ class Recorder:
         return await self.engine.compile_grammar(spec)
 
     async def warm_prefix(self, token_ids: tuple[int, ...], *, namespace: str = "", lease_s: float = 60.0) -> int:
+        submitted = time.monotonic()
         kept = await self.engine.warm_prefix(token_ids, namespace=namespace, lease_s=lease_s)
-        self.warmed.append((time.monotonic(), token_ids[:kept]))
+        self.warmed.append(Warmed(submitted, time.monotonic(), token_ids[:kept]))
         return kept
 
     async def abort(self, request_id: str) -> None:

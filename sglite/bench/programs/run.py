@@ -19,7 +19,7 @@ from sglite.bench.floors import ModelCost
 from sglite.bench.offline import device_name, model_config, placement, versions
 from sglite.bench.programs import price
 from sglite.bench.programs.loose import Loose
-from sglite.bench.programs.record import Call, Recorder
+from sglite.bench.programs.record import Call, Recorder, Warmed
 from sglite.bench.programs.shapes import Shape, Texts
 from sglite.bench.programs.workloads import Arguments, Workload, workload
 from sglite.lang.bridge import program_loop
@@ -84,7 +84,7 @@ class Report:
 class _Measured:
     seconds: float
     calls: list[Call]
-    warmed: list[tuple[float, tuple[int, ...]]]
+    warmed: list[Warmed]
     counts: dict[str, float]
 
 
