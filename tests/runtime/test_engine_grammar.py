@@ -283,6 +283,16 @@ def test_a_healed_token_is_given_back_and_not_shown_twice(overlap: bool, n: int)
     assert output.text == shown
 
 
+@BOTH_LOOPS
+def test_one_token_after_a_healed_prompt_is_a_new_one(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    request_id = harness.add("hello wor", heal=True, max_tokens=1, ignore_eos=True)
+    harness.run()
+    output = harness.output(request_id)
+    assert list(output.token_ids) == [ord("r"), *scripted_greedy(list(b"hello wor"), 1, VOCAB)]
+    assert output.finish_reason is FinishReason.LENGTH
+
+
 def test_a_healed_prompt_goes_on_with_its_grammar() -> None:
     output = Harness().generate('say "', heal=True, grammar=choice("yes", "no"))
     assert output.text in ("yes", "no")
