@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sglite.grammar.vocab import Vocab
 
 _MEMO_SIZE = 4096  # forced texts remembered
+_MOST_SPLITS = 65_536
 
 
 class ForcedTexts:
@@ -38,19 +39,17 @@ class ForcedSplits:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._known: dict[bytes, dict[int, tuple[int | str, ...]]] = {}
+        self._known: dict[tuple[bytes, int], tuple[int | str, ...]] = {}
 
     def split(self, text: bytes, last_token: int) -> tuple[int | str, ...]:
         """Equal where the split behind the neighbour is; -1: there is none. Where the text is not looked into, the
         neighbour itself tells."""
-        known = self._known.setdefault(text, {})
-        found = known.get(last_token)
+        key = text, last_token
+        found = self._known.get(key)
         if found is None:
-            if len(known) > _MEMO_SIZE:
-                known.clear()
-            if len(self._known) > _MEMO_SIZE:
+            if len(self._known) >= _MOST_SPLITS:
                 self._known.clear()
-            found = known[last_token] = self._split(text, last_token)
+            found = self._known[key] = self._split(text, last_token)
         return found
 
     def _split(self, text: bytes, last_token: int) -> tuple[int | str, ...]:

@@ -57,7 +57,21 @@ class Machine:
         self._most = most_positions
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._positions: dict[frozenset[Way], Position] = {}
-        self.start = self._position([(self.regexes.empty, self._sequence((RuleRef("start"),), None))])
+        self.start = self._start()
+
+    def _start(self) -> Position:
+        return self._position([(self.regexes.empty, self._sequence((RuleRef("start"),), None))])
+
+    @property
+    def size(self) -> int:
+        """Objects that are remembered."""
+        return len(self._positions) + len(self._frames) + len(self.regexes)
+
+    def forget(self) -> None:
+        """Begin again with the start alone. Positions that are in use stay what they are."""
+        self._positions.clear()
+        self._frames.clear()
+        self.start = self._start()
 
     def at(self, regex: Regex, frame: Frame | None) -> Position:
         """The position of one way alone."""

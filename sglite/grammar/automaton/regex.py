@@ -78,6 +78,9 @@ class Regexes:
             found = self._known[key] = Regex(kind, parts, nullable, len(self._known))
         return found
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     # -- constructors
 
     def bytes_of(self, members: int) -> Regex:

@@ -13,6 +13,7 @@ engine provably says the same:
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 
 import numpy as np
@@ -29,7 +30,8 @@ _MOST_REGEXES = (6_000, 60_000)  # when a grammar is read (10 ms), and in all
 _MOST_POSITIONS = 40_000  # about 0.5 KB each
 _SHELF_BYTES = 256 << 20
 _MOST_FORCED_BYTES = 512
-_MOST_NEXT = 4096  # moves of one state that are remembered
+_MOST_MOVES = 100_000  # of one grammar that are remembered
+_MOST_IN_ALL = 1_000_000  # objects that are remembered of all grammars: about 300 MB
 
 
 class State:
@@ -97,15 +99,31 @@ class Follower:
         self.splits = ForcedSplits(vocab)
         self.shelf = MaskShelf(shelf_bytes)
         self.stop_mask = SharedMask(vocab.stop_mask)
+        self._automata: list[weakref.ref[Automaton]] = []  # the oldest first
 
     def automaton(self, lark: str) -> Automaton | None:
         """None for a grammar that is not followed."""
         if len(lark) > _LONG_LARK:
             return None
         try:
-            return Automaton(lark, self)
+            made = Automaton(lark, self)
         except (NotRead, TooManyStates):
             return None
+        self._make_room()
+        self._automata.append(weakref.ref(made))
+        return made
+
+    def _make_room(self) -> None:
+        """Where all automata together are too large, the older ones forget."""
+        alive = [automaton for one in self._automata if (automaton := one()) is not None]
+        self._automata = [weakref.ref(automaton) for automaton in alive]
+        total = sum(automaton.size for automaton in alive)
+        for automaton in alive:
+            if total <= _MOST_IN_ALL:
+                break
+            total -= automaton.size
+            automaton.forget()
+            total += automaton.size
 
 
 class Automaton:
@@ -128,6 +146,20 @@ class Automaton:
         self._forced_bytes: dict[Position, bytes] = {}
         self._insides: dict[tuple[Frame | None, Regex], Inside] = {}
         self.stop_mask = follower.stop_mask
+        self._moves = 0  # remembered ones
+        self.start = self._state(self.machine.start, -1)
+
+    @property
+    def size(self) -> int:
+        """Objects that are remembered, each some hundred bytes."""
+        return self.machine.size + self._moves + len(self._by_forced)
+
+    def forget(self) -> None:
+        """Begin again with the start alone. States that are in use stay what they are."""
+        self.machine.forget()
+        for known in (self._by_position, self._by_forced, self._forced_bytes, self._insides):
+            known.clear()
+        self._moves = 0
         self.start = self._state(self.machine.start, -1)
 
     # -- moves
@@ -156,10 +188,12 @@ class Automaton:
         if position is None:
             return None
         found = self._state(position, token_id)
-        if inside is not None:
-            inside.next[state.part, token_id] = found
-        elif len(state.next) < _MOST_NEXT:
-            state.next[token_id] = found
+        if self._moves < _MOST_MOVES:
+            self._moves += 1
+            if inside is not None:
+                inside.next[state.part, token_id] = found
+            else:
+                state.next[token_id] = found
         return found
 
     def _follow(self, position: Position, data: bytes) -> Position | None:

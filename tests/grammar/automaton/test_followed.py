@@ -117,7 +117,7 @@ def mask(matcher: Matcher, size: int) -> np.ndarray:
 def same(followed: Matcher, exact: Matcher, vocab: Vocab, so_far: list[int]) -> np.ndarray:
     row, expected = mask(followed, vocab.size), mask(exact, vocab.size)
     if not np.array_equal(row, expected):
-        more, less = (bitmask.ids(a & ~b).tolist() for a, b in ((row, expected), (expected, row)))  # pyright: ignore[reportArgumentType]
+        more, less = (bitmask.ids(np.bitwise_and(a, ~b)).tolist() for a, b in ((row, expected), (expected, row)))
         pytest.fail(
             f"after {vocab.bytes_of(so_far)!r}: too many {[vocab.tokens[i] for i in more]}, "
             f"missing {[vocab.tokens[i] for i in less]}"
@@ -238,6 +238,24 @@ def test_a_grammar_that_has_too_many_positions_is_followed_by_the_engine_alone(c
     assert isinstance(grammar, LLGuidanceGrammar)
     grammar.matcher()
     assert grammar.automaton is not automaton
+
+
+def test_an_automaton_that_forgets_goes_on_as_before(compiler: GrammarCompiler) -> None:
+    followed, exact = both(compiler, SCHEMAS["short strings"] | {"description": "one that forgets"})
+    automaton = followed._grammar.automaton
+    assert automaton is not None
+    tokens = compiler.vocab.encode('{"name":"ab')
+    followed.accept(tokens)
+    exact.accept(tokens)
+    size = automaton.size
+    automaton.forget()
+    assert automaton.size < size
+    same(followed, exact, compiler.vocab, tokens)
+    more = compiler.vocab.encode('cd","tags":["')
+    assert followed.accept(more) == exact.accept(more) == len(more)
+    same(followed, exact, compiler.vocab, tokens + more)
+    fresh, beside = both(compiler, SCHEMAS["short strings"] | {"description": "one that forgets"})
+    same(fresh, beside, compiler.vocab, [])
 
 
 def test_an_engine_that_reaches_a_limit_ends_one_row_of_a_batch(compiler: GrammarCompiler) -> None:
