@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from sglite.errors import InvalidGrammar
+from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.residual.rules import NOTHING, ResidualRules, Shape
 from sglite.grammar.schema.pattern_text import matcher
 from sglite.grammar.schema.values import identity, parse_json
@@ -259,7 +259,7 @@ class _Walk:
         if frame.is_object or not frame.shape.unique:
             return True
         item = self._between(frame.begin, at)
-        value = item if item[:1] == b'"' else identity(parse_json(item.decode()))
+        value = _value_of(item)
         if value in frame.seen or any(item.startswith(beginning) for beginning in frame.dead):
             return False
         frame = self._own_frame()
@@ -274,6 +274,16 @@ class _Walk:
         if begin >= before:
             return self.data[begin - before : at]
         return bytes(self.text[begin:]) + self.data[:at]
+
+
+def _value_of(item: bytes) -> Hashable:
+    """Equal for items that are equal."""
+    if item[:1] == b'"':
+        return item
+    try:
+        return identity(parse_json(item.decode()))
+    except GrammarTooLarge:  # a number with thousands of digits: it has one spelling here, or may be told apart by any
+        return item
 
 
 def _item_shape(frame: Frame) -> int:
