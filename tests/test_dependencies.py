@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DISTRIBUTIONS = {"zmq": "pyzmq", "flashinfer": "flashinfer-python"}  # import name -> its package
+DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "flashinfer": "flashinfer-python",
+    "pydantic_ai": "pydantic-ai-slim",
+}  # import name -> its package
 # Brought along by a package that cannot be without them; huggingface_hub is optional by design.
 WITH_OTHERS = {"starlette", "triton", "huggingface_hub"}
 
