@@ -2,7 +2,8 @@
 
 The engine gets at most `max_running` requests; the others wait here, where leaving costs nothing. When a place
 gets free it goes to the tenant with the fewest running requests (the longest-served one last), and within a tenant
-to the oldest request. A room that is full says so at once, with a time after which to come again.
+to the oldest request. A room that is full says so at once, with a time after which to come again; to a tenant that has
+less than its share of the room it gives a place of the one that has the most, whose newest request is sent away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sglite.errors import Overloaded, RequestAborted
 from sglite.runtime.server.errors import DeadlineExceeded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     ready: asyncio.Future[None]
     tokens: int
@@ -100,11 +101,8 @@ class Admission:
             await self._changed.wait()
 
     async def _wait(self, tenant: str, tokens: int, name: str) -> None:
-        if self.waiting >= self._max_waiting or self._waiting_tokens + tokens > self._max_waiting_tokens:
-            raise Overloaded(
-                f"{self.running} requests are running and {self.waiting} are waiting; come again later",
-                retry_after=self.retry_after(),
-            )
+        if not self._has_room(tenant, tokens):
+            raise self._full()
         waiting = _Waiting(asyncio.get_running_loop().create_future(), tokens, name)
         self._waiting.setdefault(tenant, deque()).append(waiting)
         self._waiting_tokens += tokens
@@ -116,6 +114,29 @@ class Admission:
             raise
         finally:
             self._leave(tenant, waiting)
+
+    def _has_room(self, tenant: str, tokens: int) -> bool:
+        """There is room, or the tenant has a right to some of another one's."""
+        while self.waiting >= self._max_waiting or self._waiting_tokens + tokens > self._max_waiting_tokens:
+            if not self._waiting or tokens > self._max_waiting_tokens:
+                return False
+            greediest = max(self._waiting, key=lambda t: len(self._waiting[t]))
+            share = self._max_waiting / len({*self._waiting, tenant})
+            own = len(self._waiting.get(tenant, ()))
+            if greediest == tenant or own >= share or own + 1 >= len(self._waiting[greediest]):
+                return False
+            newest = next((w for w in reversed(self._waiting[greediest]) if not w.ready.done()), None)
+            if newest is None:
+                return False
+            newest.ready.set_exception(self._full())
+            self._leave(greediest, newest)
+        return True
+
+    def _full(self) -> Overloaded:
+        return Overloaded(
+            f"{self.running} requests are running and {self.waiting} are waiting; come again later",
+            retry_after=self.retry_after(),
+        )
 
     def retry_after(self) -> float:
         """Seconds until about half of those who wait now have started."""
@@ -145,7 +166,9 @@ class Admission:
             self._take(tenant)
 
     def _leave(self, tenant: str, waiting: _Waiting) -> None:
-        queue = self._waiting[tenant]
+        queue = self._waiting.get(tenant)
+        if queue is None or waiting not in queue:
+            return  # it was sent away before
         queue.remove(waiting)
         self._waiting_tokens -= waiting.tokens
         if not queue:

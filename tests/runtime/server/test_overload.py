@@ -60,6 +60,30 @@ async def test_a_flood_of_one_tenant_does_not_starve_another() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_a_flood_does_not_keep_others_out_of_the_room_either() -> None:
+    admission = Admission(max_running=1, max_waiting=4, max_waiting_tokens=1000)
+    order: list[str] = []
+
+    async def ask(tenant: str) -> str:
+        try:
+            async with admission.place(tenant, tokens=10):
+                order.append(tenant)
+                await asyncio.sleep(0.005)
+        except Overloaded:
+            return "full"
+        return "done"
+
+    flood = [asyncio.ensure_future(ask("a")) for _ in range(5)]
+    await asyncio.sleep(0)
+    late = [asyncio.ensure_future(ask("b")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert admission.waiting == 4
+    assert [await task for task in late] == ["done", "done", "full"], "b has half of the room and no more"
+    assert [await task for task in flood] == ["done", "done", "done", "full", "full"]
+    assert order.count("b") == 2
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
 async def test_who_leaves_the_room_gives_the_place_on() -> None:
     admission = room()
     async with admission.place("a", tokens=1):
