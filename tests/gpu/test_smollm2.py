@@ -6,9 +6,16 @@ the largest. A first difference counts unless the two best tokens there are with
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
+from typing import Any
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -63,3 +70,24 @@ def test_half_precision_chooses_tokens_that_float32_ranks_first(dtype: str) -> N
     for output in run("cuda", dtype):
         prompt: Sequence[int] = output.prompt_token_ids
         assert behind(model, prompt, output.token_ids, model.config.vocab_size) < 0.25
+
+
+def test_a_server_answers_many_at_once_from_an_engine_process() -> None:
+    command = [sys.executable, "-m", "sglite", "serve", "--model", FOLDER, "--device", "cuda", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            url = next(found[0] for line in server.stderr if (found := re.search(r"http://[0-9.:]+", line)))
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
+            answers = asyncio.run(ask(url, [f"{i} and {i} are" for i in range(32)]))
+        finally:
+            server.terminate()
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [64] * 32
+    assert server.returncode == 0
+
+
+async def ask(url: str, prompts: list[str]) -> list[dict[str, Any]]:
+    body = {"model": "any", "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        asked = [client.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts]
+        return [response.json() for response in await asyncio.gather(*asked)]
