@@ -60,7 +60,7 @@ def structured(
     ways: str = typer.Option(
         "free,cold,warm,nojump,random",
         "--ways",
-        help="Comma-separated: free, cold, warm (memory of other prompts), nojump (forced text drawn), random (t = 1).",
+        help="Comma-separated: free, cold, warm (knows the schema), nojump (warm, forced text drawn), random (t = 1).",
     ),
     bystander: bool = typer.Option(True, "--bystander/--no-bystander", help="Streams beside cold hostile schemas."),
     real: bool = typer.Option(False, "--real", help="With real weights: validate outputs, measure prompt lookup."),
@@ -84,7 +84,7 @@ def structured(
         "free": bench.Way(free=True),
         "cold": bench.Way(),
         "warm": bench.Way(warm=True),
-        "nojump": bench.Way(jump=False),
+        "nojump": bench.Way(warm=True, jump=False),
         "random": bench.Way(temperature=1.0),
     }
     unknown = [way for way in ways.split(",") if way not in known]
@@ -100,7 +100,7 @@ def structured(
             report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
             print("bystander, ms between tokens:", report["bystander"], flush=True)
         if real:
-            found = texts.validity(engine, prompts=16, max_tokens=400)
+            found = texts.validity(engine, prompts=8, max_tokens=300)
             report["validity"] = {name: vars(one) for name, one in found.items()}
             print("validity:", report["validity"], flush=True)
     if real:
