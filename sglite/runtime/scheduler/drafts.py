@@ -33,9 +33,13 @@ class PromptLookup:
         self._max_rows = max_rows
         self._idle_turns = 0
 
+    def tries(self, num_running: int) -> bool:
+        """It may pay with so many rows."""
+        return 0 < num_running <= self._max_rows
+
     def wants_turn(self, num_running: int) -> bool:
         """The next step should not be overlapped, so that rows may bring drafts."""
-        if not 0 < num_running <= self._max_rows:
+        if not self.tries(num_running):
             return False
         if self._idle_turns < _PATIENCE:
             return True
@@ -52,7 +56,7 @@ class PromptLookup:
         """What may follow the request's tokens  # int32[<= max_drafts], legal under its grammar"""
         completion = request.completion
         room = min(self.max_drafts, request.limit - request.num_tokens - 1)
-        if completion is None or room < 1 or num_running > self._max_rows or request.sampling.needs_counts:
+        if completion is None or room < 1 or not self.tries(num_running) or request.sampling.needs_counts:
             return _NOTHING
         tried, accepted = completion.draft_tokens, completion.accepted_draft_tokens
         if tried >= _TRIAL and accepted < _WORTH * tried:

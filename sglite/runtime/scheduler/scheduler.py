@@ -172,7 +172,7 @@ class Scheduler:
     def schedule(self, now: float) -> Step | None:
         """The next batch; None when nobody has anything to compute, or only after a token that is under way."""
         running, admitted = self.running, Admitted()
-        if self._lookup is not None and len(running):
+        if self._lookup is not None and self._lookup.tries(len(running)):
             self._draft(self._lookup)
         view = running.view()
         new, updates = view.rows, NO_UPDATES  # both empty where nothing runs
