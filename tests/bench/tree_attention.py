@@ -33,7 +33,7 @@ QUERY_HEADS = {"8b": 32, "0.6b": 16}
 KV_HEADS, DIM = 8, 128
 LAYERS = 32  # so many that none finds its keys and values in L2 when its turn comes
 SLOTS = 40_000  # 164 MB of KV a layer
-ALWAYS = tree_plan.Costs(launch=-1e9)
+ALWAYS = tree_plan.Costs(launches=-1e9)
 
 
 class Bench:

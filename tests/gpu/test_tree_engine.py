@@ -23,7 +23,7 @@ from tests.runtime.harness import Harness
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 VOCAB = ByteTokenizer.vocab_size
-ALWAYS = Costs(launch=-1e9)
+ALWAYS = Costs(launches=-1e9)
 TYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 
 

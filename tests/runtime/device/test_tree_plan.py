@@ -16,7 +16,7 @@ from sglite.runtime.device.cuda.tree_plan import (
 )
 
 SHAPE = TreeShape(kv_heads=8, queries=4, kv_bytes=4096, processors=132)
-FREE = Costs(launch=-1e9)
+FREE = Costs(launches=-1e9)
 
 
 def groups(*sizes: tuple[int, int]) -> list[Group]:
@@ -77,6 +77,7 @@ def test_reading_once_is_chosen_where_it_saves_more_than_it_costs() -> None:
 
     assert chosen((64, 8192)) and chosen((256, 4096)) and chosen((16, 8192))
     assert not chosen((4, 512)) and not chosen((2, 1024)) and not chosen((1, 16384))
+    assert not chosen(*[(2, 1024)] * 32), "what 64 rows read at the same time comes fast"
 
 
 def test_a_group_that_is_not_worth_it_does_not_keep_others_from_theirs() -> None:

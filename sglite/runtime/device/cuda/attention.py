@@ -38,7 +38,7 @@ def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
 class CudaAttention:
     """bf16 and fp16, head sizes that are powers of two."""
 
-    shares_prefix_reads = False
+    shares_prefix_reads = True
 
     def __init__(self, shape: AttentionShape, cache: KVCache, *, max_tokens: int, pdl: bool) -> None:
         device = cache.k[0].device

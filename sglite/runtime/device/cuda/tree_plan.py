@@ -76,25 +76,36 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Microseconds of one layer on an H200, fitted to `python -m tests.bench.tree_attention`."""
+    """Microseconds of one layer on an H200, fitted to what benchmarks/tree_attention.md lists. Where several rows read
+    the same from L2, the rate grows with their number."""
 
-    launch: float = 6.0  # the second kernel and merging
-    cached_bytes: float = 7.0e6  # bytes a microsecond when several rows read the same
+    launches: float = 10.0  # two kernels more, their first loads, the merge
+    row: float = 0.05  # merging a row
     fresh_bytes: float = 3.6e6  # bytes a microsecond from memory
-    tile_token: float = 0.016  # a KV token of a program of 128 queries
+    cached_bytes: float = 2.0e6  # bytes a microsecond, times rows ** cached_growth
+    cached_growth: float = 0.29
+    tile_token: float = 0.022  # a KV token of a program of 128 queries
     small_tile_token: float = 0.011  # of 64
+    margin: float = 1.1  # what is not clearly faster is not done
 
-    def plain(self, group: Group, shape: TreeShape) -> float:
-        """What the group's rows take to read the prefix one by one."""
-        size = group.length * shape.kv_bytes
-        return max(size / self.fresh_bytes, len(group.members) * size / self.cached_bytes)
+    def plain(self, groups: Sequence[Group], shape: TreeShape) -> float:
+        """What the rows take to read their prefixes one by one."""
+        fresh = sum(group.length for group in groups) * shape.kv_bytes
+        rows = sum(len(group.members) for group in groups)
+        read = sum(group.length * len(group.members) for group in groups) * shape.kv_bytes
+        return max(fresh / self.fresh_bytes, read / (self.cached_bytes * rows**self.cached_growth))
 
     def shared(self, groups: Sequence[Group], cut: Cut, shape: TreeShape) -> float:
         """What all groups take together, each prefix read once."""
         size = sum(group.length for group in groups) * shape.kv_bytes
+        rows = sum(len(group.members) for group in groups)
         token = self.tile_token if cut.block_m > 64 else self.small_tile_token
         waves = -(-cut.items * shape.kv_heads // shape.processors)
-        return self.launch + max(size / self.fresh_bytes, waves * (cut.chunk + _START_TOKENS) * token)
+        products = waves * (cut.chunk + _START_TOKENS) * token
+        return self.launches + self.row * rows + max(size / self.fresh_bytes, products)
+
+    def prefer_shared(self, groups: Sequence[Group], cut: Cut, shape: TreeShape) -> bool:
+        return self.margin * self.shared(groups, cut, shape) < self.plain(groups, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ def plan_tree(groups: Sequence[Group], rows: IntArray, shape: TreeShape, *, cost
     groups = [group for group in groups if len(group.members) > 1 and group.length > _SMALLEST_CHUNK]
     while groups:
         cut = cut_groups(groups, shape)
-        if cut is not None and costs.shared(groups, cut, shape) < sum(costs.plain(group, shape) for group in groups):
+        if cut is not None and costs.prefer_shared(groups, cut, shape):
             return make_plan(groups, rows, cut)
         groups.remove(min(groups, key=lambda group: group.saved))
     return None
