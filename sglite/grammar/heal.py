@@ -23,6 +23,7 @@ from sglite.grammar import bitmask
 from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.grammar.vocab import Vocab
 
+MAX_KEPT = 256  # prefixes whose continuations are kept, for each vocabulary
 MAX_PROBES = 2_000  # rests that are tried on the inner matcher for one mask; a healed mask may be that much narrower
 
 
@@ -52,6 +53,8 @@ class _Beyond:
     token_ids: NDArray[np.int64]
     rest_ids: NDArray[np.int64]  # the token that is exactly the rest, or -1
     rests: tuple[bytes, ...]
+    first_bytes: NDArray[np.uint8]  # of each rest
+    free_mask: Bitmask  # of the prefix and all of these
 
 
 class HealedMatcher:
@@ -70,6 +73,11 @@ class HealedMatcher:
     def below(self) -> Matcher | None:
         """For the batch filler: past the prefix this mask is the inner one."""
         return self._inner if self._healed else None
+
+    @property
+    def unwrapped(self) -> Matcher | None:
+        """Past the prefix, the matcher that rules alone from here on (None: there is none, or it is not so far)."""
+        return self.below
 
     def finish_fill(self, row: Bitmask) -> None:
         """The mask of `below` stands as it is."""
@@ -158,19 +166,34 @@ class HealedMatcher:
 
     def _fill_prefix(self, row: Bitmask) -> None:
         owed = self.prefix[self._at :]
-        legal = [*([] if self._at_once else self._vocab.inside(owed)), *self._vocab.with_bytes(owed)]
         beyond = self._beyond(owed)
         if self._inner is None:
-            allowed = beyond.token_ids
-        else:
-            allowed = beyond.token_ids[self._legal_rests(beyond, self._inner)]
-        row[:] = bitmask.of([*legal, *allowed.tolist()], self._vocab.size)
+            row[:] = beyond.free_mask
+            return
+        allowed = beyond.token_ids[self._legal_rests(beyond, self._inner)]
+        row[:] = bitmask.of([*self._within(owed), *allowed.tolist()], self._vocab.size)
+
+    def _within(self, owed: bytes) -> list[int]:
+        """Tokens that spell some of what is owed, or all of it."""
+        return [*([] if self._at_once else self._vocab.inside(owed)), *self._vocab.with_bytes(owed)]
 
     def _beyond(self, owed: bytes) -> _Beyond:
+        """Kept: a blank is what tens of thousands of tokens begin with, and prompts end in the same few tokens."""
+        kept, key = self._vocab.kept, ("beyond", owed, self._at_once)
+        found: _Beyond | None = kept.get(key)
+        if found is None:
+            if len(kept) > MAX_KEPT:
+                kept.clear()
+            found = kept[key] = self._find_beyond(owed)
+        return found
+
+    def _find_beyond(self, owed: bytes) -> _Beyond:
         token_ids = np.array([i for i in self._vocab.extending(owed) if self._vocab.tokens[i] != owed], dtype=np.int64)
         rests = tuple(self._vocab.tokens[i][len(owed) :] for i in token_ids)
         rest_ids = np.array([(*self._vocab.with_bytes(r), -1)[0] for r in rests], dtype=np.int64)
-        return _Beyond(token_ids, rest_ids, rests)
+        first_bytes = np.array([rest[0] for rest in rests], dtype=np.uint8)
+        mask = bitmask.of([*self._within(owed), *token_ids.tolist()], self._vocab.size)
+        return _Beyond(token_ids, rest_ids, rests, first_bytes, mask)
 
     def _legal_rests(self, beyond: _Beyond, inner: Matcher) -> NDArray[np.bool_]:
         """Which rests the inner matcher takes: by its mask where the rest is a token, else by trying it.
@@ -188,9 +211,13 @@ class HealedMatcher:
             named = beyond.rest_ids >= 0
             legal[named] = flags[beyond.rest_ids[named]]
             return legal
-        first = {self._vocab.tokens[i][:1] for i in (forced[:1] or bitmask.ids(row).tolist())}
-        unknown = [i for i in np.flatnonzero(~known) if beyond.rests[i][:1] in first]
-        for i in unknown[:MAX_PROBES]:
+        unknown = np.flatnonzero(~known)
+        if len(unknown):
+            first = {
+                self._vocab.tokens[i][0] for i in (forced[:1] or bitmask.ids(row).tolist()) if self._vocab.tokens[i]
+            }
+            unknown = unknown[np.isin(beyond.first_bytes[unknown], list(first))]
+        for i in unknown[:MAX_PROBES].tolist():
             tokens = self._vocab.spell(beyond.rests[i])
             if tokens is not None:
                 taken = inner.accept(tokens)

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -137,6 +138,11 @@ class Vocab:
         """int64[n]: ids of the tokens whose bytes start with `prefix` (equal ones included), in byte order."""
         texts, token_ids = self._sorted
         return token_ids[bisect_left(texts, prefix) : self._end_of(texts, prefix)]
+
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What others have worked out of these tokens and want to find again."""
+        return {}
 
     @cached_property
     def longest(self) -> int:

@@ -144,3 +144,25 @@ def test_what_closes_in_time_does_so_behind_a_healed_token(bpe_compiler, seed, e
         assert matcher.accept(forced or tokens[-1:]) == len(forced or tokens[-1:])
     assert len(tokens) <= budget + 1
     assert matcher.can_stop
+
+
+def test_what_follows_a_common_prefix_is_worked_out_once_a_vocabulary(bpe_compiler, monkeypatch):
+    vocab = bpe_compiler.vocab
+    grammar = bpe_compiler.compile(spec.regex(" ?[a-z]+")).result()
+    rows = []
+    for _ in range(3):
+        matcher = heal_token(token(vocab, " "), grammar.matcher(), vocab)
+        assert matcher is not None
+        rows.append(legal(matcher, vocab.size))
+        monkeypatch.setattr(Vocab, "extending", None)  # asked for no second time
+    assert rows[0] == rows[1] == rows[2] != []
+
+
+def test_past_the_prefix_the_inner_matcher_rules_alone(bpe_compiler, vocab):
+    grammar = bpe_compiler.compile(spec.regex("[a-z]+")).result()
+    inner = grammar.matcher()
+    matcher = heal_token(token(bpe_compiler.vocab, " "), inner, bpe_compiler.vocab)
+    assert matcher is not None
+    assert matcher.unwrapped is None
+    assert matcher.accept([token(bpe_compiler.vocab, " ")]) == 1
+    assert matcher.unwrapped is inner

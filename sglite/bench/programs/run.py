@@ -8,6 +8,7 @@ includes compiling (tracing, schemas, the static prefix).
 from __future__ import annotations
 
 import asyncio
+import gc
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -100,6 +101,14 @@ class Bench:
 
     def run(self, names: Sequence[str], at_once: Sequence[int], pools: Sequence[float]) -> Report:
         """`pools`: react is run again in KV pools of these shares of its need. Raises InvalidRequest."""
+        report = self._in_ample_memory(names, at_once)
+        gc.collect()  # the engine's memory is free for the next one
+        if "react" in names:
+            for number in at_once:
+                self._in_pools(report, number, pools)
+        return report
+
+    def _in_ample_memory(self, names: Sequence[str], at_once: Sequence[int]) -> Report:
         with Engine(config=self._config) as engine:
             texts = Texts(engine.tokenizer, self._shape)
             loads = [(name, workload(name, texts)) for name in names]
@@ -112,9 +121,6 @@ class Bench:
             for name, load in loads:
                 for number in at_once:
                     self._measure(report, engine, name, load, number, None)
-        if "react" in names:
-            for number in at_once:
-                self._in_pools(report, number, pools)
         return report
 
     def _in_pools(self, report: Report, at_once: int, pools: Sequence[float]) -> None:
@@ -122,9 +128,13 @@ class Bench:
         for pool in pools:
             page = self._config.page_size
             config = replace(self._config, num_pages=int(pool * need) // page)
-            with Engine(config=config) as engine:
-                load = workload("react", Texts(engine.tokenizer, self._shape))
-                self._measure(report, engine, "react", load, at_once, pool)
+            self._in_pool(report, config, at_once, pool)
+            gc.collect()
+
+    def _in_pool(self, report: Report, config: EngineConfig, at_once: int, pool: float) -> None:
+        with Engine(config=config) as engine:
+            load = workload("react", Texts(engine.tokenizer, self._shape))
+            self._measure(report, engine, "react", load, at_once, pool)
 
     def _measure(
         self, report: Report, engine: Engine, name: str, load: Workload, at_once: int, pool: float | None

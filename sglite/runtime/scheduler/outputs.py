@@ -247,6 +247,7 @@ class OutputProcessor:
                 if status is not None:
                     break
             if status is None and request.matcher is not None:
+                request.matcher = getattr(request.matcher, "unwrapped", None) or request.matcher
                 if completion.jump_forward:
                     status = self._append_forced(request) if jump else self._draw_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
