@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from sglite.protocol import ProgramRef
+from sglite.runtime.batch import GREEDY
 from sglite.runtime.cache.radix_tree import Namespace
-from sglite.runtime.intake import _COMPUTE_ONLY
 from sglite.runtime.request import Job, Request
 from sglite.runtime.scheduler.policy import FirstCome, OldestProgram, WaitingList
 
@@ -17,7 +17,7 @@ def _request(
     ref = None if program is None else ProgramRef(**program)
     job = Job(name, None, arrival, priority, ref)
     ids = np.zeros(1, np.int32)
-    request = Request(job, 0, ids, 1, 1, 1, 1, False, _COMPUTE_ONLY, Namespace())
+    request = Request(job, 0, ids, 1, 1, 1, 1, False, GREEDY, Namespace())
     request.cached_hint = cached
     return request
 
