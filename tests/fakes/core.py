@@ -58,6 +58,7 @@ class ScriptedCore:
         self.released: list[str] = []
         self.ended: list[str] = []
         self.closed = False
+        self.steps = 0  # begun
         self.rests = 0
         self.fail_next_step: Exception | None = None
         self._running: list[_Completion] = []
@@ -123,6 +124,7 @@ class ScriptedCore:
     def step(self) -> list[RequestOutput | ScoreOutput]:
         if self.fail_next_step is not None:
             raise self.fail_next_step
+        self.steps += 1
         if self.step_s and self._running:
             time.sleep(self.step_s)
         outputs, self._ready = self._ready, []

@@ -151,6 +151,27 @@ async def test_a_client_that_leaves_frees_its_row(live: Callable[..., Live], str
     assert server.app.state.service.admission.running == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_third_step_computes_for_a_client_that_has_left(live: Callable[..., Live], stream: bool) -> None:
+    server = live(lambda request, index: "x" * 1_000, step_s=0.1)
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        if stream:
+            async with client.stream("POST", URL, json={**HELLO, "stream": True}) as response:
+                await anext(response.aiter_lines())
+                await asyncio.sleep(0.15)
+                begun = server.core.steps
+        else:
+            asking = asyncio.ensure_future(client.post(URL, json=HELLO, timeout=30))
+            await asyncio.sleep(0.5)
+            begun = server.core.steps
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+    while server.core.num_running:
+        await asyncio.sleep(0.005)
+    assert server.core.steps - begun <= 2
+    assert begun > 0
+
+
 async def test_a_client_that_leaves_the_queue_never_reaches_the_engine(live: Callable[..., Live]) -> None:
     server = live(lambda request, index: "x" * 300, step_s=0.002, max_running=1)
     async with httpx.AsyncClient(base_url=server.url) as client:
