@@ -100,11 +100,11 @@ def structured(
             report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
             print("bystander, ms between tokens:", report["bystander"], flush=True)
         if real:
-            found = texts.validity(engine, prompts=8, max_tokens=300)
+            found = texts.validity(engine, prompts=4, max_tokens=250)
             report["validity"] = {name: vars(one) for name, one in found.items()}
             print("validity:", report["validity"], flush=True)
     if real:
-        lookups = texts.lookups(config, [1, 8, 64], drafts=8, repeat=repeat)
+        lookups = texts.lookups(config, [1, 64], drafts=8, repeat=repeat)
         report["lookup"] = [{**vars(one), "ratio": one.ratio} for one in lookups]
         print("prompt lookup:", report["lookup"], flush=True)
     if out is not None:
@@ -185,6 +185,7 @@ def programs(
     dtype: str = typer.Option("auto", "--dtype", help="Type of weights and activations."),
     max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
     repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs of each way; the median counts."),
+    process: bool = typer.Option(False, "--process", help="Run the engine in a process of its own."),
     warm: bool = typer.Option(True, "--warm/--no-warm", help="One unmeasured run of each way before."),
     out: Path | None = typer.Option(None, "--out", help="Write the report as JSON; the table goes beside it (.md)."),
 ) -> None:
@@ -196,7 +197,9 @@ def programs(
 
     config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
     shape = Shape(scale=scale, pause_scale=pause_scale, share=share)
-    made = bench.Bench(config, shape, repeat=repeat, warm=warm, note=lambda text: print(text, flush=True))
+    made = bench.Bench(
+        config, shape, repeat=repeat, warm=warm, process=process, note=lambda text: print(text, flush=True)
+    )
     numbers = [int(number) for number in at_once.split(",")]
     report = made.run(workloads.split(","), numbers, [float(pool) for pool in pools.split(",") if pool])
     if out is not None:
