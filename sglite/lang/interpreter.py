@@ -309,7 +309,9 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
         assert isinstance(prompt.content, tuple)
         await _keep(branch, request.request_id, prompt.content)
     evidence = Evidence(output.logprobs, tuple(map(unconditional_row, alone)) if alone else None)
-    index = select.method.walk(evidence, temperature=select.temperature, rng=random.Random(select.seed))
+    # Dice without a seed ask the system for one, which costs more than all the rest; the best option needs none.
+    rng = random.Random(select.seed if select.temperature > 0 else 0)
+    index = select.method.walk(evidence, temperature=select.temperature, rng=rng)
     usage = output.usage
     for other in alone:
         usage = usage + (other.usage if other is not None else Usage())

@@ -91,9 +91,18 @@ class _Measured:
 
 class Bench:
     def __init__(
-        self, config: EngineConfig, shape: Shape, *, repeat: int, warm: bool, note: Callable[[str], None]
+        self,
+        config: EngineConfig,
+        shape: Shape,
+        *,
+        repeat: int,
+        warm: bool,
+        process: bool,
+        note: Callable[[str], None],
     ) -> None:
+        """`process`: the engine has one of its own, as behind a server on a GPU."""
         self._config = config
+        self._process = process
         self._shape = shape
         self._repeat = repeat
         self._warm = warm
@@ -109,7 +118,7 @@ class Bench:
         return report
 
     def _in_ample_memory(self, names: Sequence[str], at_once: Sequence[int]) -> Report:
-        with Engine(config=self._config) as engine:
+        with Engine(config=self._config, process=self._process) as engine:
             texts = Texts(engine.tokenizer, self._shape)
             loads = [(name, workload(name, texts)) for name in names]
             device, dtype = placement(self._config)
@@ -132,7 +141,7 @@ class Bench:
             gc.collect()
 
     def _in_pool(self, report: Report, config: EngineConfig, at_once: int, pool: float) -> None:
-        with Engine(config=config) as engine:
+        with Engine(config=config, process=self._process) as engine:
             load = workload("react", Texts(engine.tokenizer, self._shape))
             self._measure(report, engine, "react", load, at_once, pool)
 
