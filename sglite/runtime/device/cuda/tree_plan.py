@@ -27,6 +27,7 @@ _SMALLEST_CHUNK = 128  # tokens; a part below that costs more to merge than it g
 _MOST_PARTS = 32  # of one prefix
 _MOST_WAVES = 4
 _START_TOKENS = 192  # what a program's start and end cost, in tokens of its loop
+_PLACES = np.arange(128, dtype=np.int32)
 _ITEM_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, MOST_ITEMS)
 
 
@@ -104,6 +105,11 @@ class Costs:
         products = waves * (cut.chunk + _START_TOKENS) * token
         return self.launches + self.row * rows + max(size / self.fresh_bytes, products)
 
+    def could_pay(self, groups: Sequence[Group], shape: TreeShape) -> bool:
+        """Whether there is a point in cutting."""
+        rows = sum(len(group.members) for group in groups)
+        return self.margin * (self.launches + self.row * rows) < self.plain(groups, shape)
+
     def prefer_shared(self, groups: Sequence[Group], cut: Cut, shape: TreeShape) -> bool:
         return self.margin * self.shared(groups, cut, shape) < self.plain(groups, shape)
 
@@ -122,13 +128,14 @@ MEASURED = Costs()
 
 
 def plan_tree(groups: Sequence[Group], rows: IntArray, shape: TreeShape, *, costs: Costs = MEASURED) -> TreePlan | None:
-    """`rows`: the row of the page table of each of the N rows. None: reading prefixes row by row is faster."""
+    """`rows`: the row of the page table of each of the N rows. None: reading prefixes row by row is faster. Where that
+    is so for all groups together, those that save the most are looked at alone."""
     groups = [group for group in groups if len(group.members) > 1 and group.length > _SMALLEST_CHUNK]
     while groups:
-        cut = cut_groups(groups, shape)
+        cut = cut_groups(groups, shape) if costs.could_pay(groups, shape) else None
         if cut is not None and costs.prefer_shared(groups, cut, shape):
             return make_plan(groups, rows, cut)
-        groups.remove(min(groups, key=lambda group: group.saved))
+        groups = sorted(groups, key=lambda group: group.saved)[(len(groups) + 1) // 2 :]
     return None
 
 
@@ -137,8 +144,8 @@ def cut_groups(groups: Sequence[Group], shape: TreeShape) -> Cut | None:
     largest = max(len(group.members) for group in groups)
     block_m = 128 if largest * shape.queries > 64 else 64
     per_tile = block_m // shape.queries
-    tiles = np.array([-(-len(group.members) // per_tile) for group in groups])
-    lengths = np.array([group.length for group in groups])
+    tiles = [-(-len(group.members) // per_tile) for group in groups]
+    lengths = [group.length for group in groups]
     best: tuple[int, Cut] | None = None
     for waves in range(1, _MOST_WAVES + 1):
         chunk, items = _fit(tiles, lengths, max(1, waves * (shape.processors // shape.kv_heads)))
@@ -151,12 +158,12 @@ def cut_groups(groups: Sequence[Group], shape: TreeShape) -> Cut | None:
     return best[1]
 
 
-def _fit(tiles: np.ndarray, lengths: np.ndarray, target: int) -> tuple[int, int]:
+def _fit(tiles: list[int], lengths: list[int], target: int) -> tuple[int, int]:
     """The smallest chunk that makes at most `target` items (or the fewest there can be), and how many it makes."""
-    longest = int(lengths.max())
+    longest = max(lengths)
 
     def items(chunk: int) -> int:
-        return int((tiles * -(-lengths // chunk)).sum())
+        return sum(n * -(-length // chunk) for n, length in zip(tiles, lengths, strict=True))
 
     smallest = max(_SMALLEST_CHUNK, -(-longest // _MOST_PARTS))
     low, high = -(-smallest // BLOCK_T), max(-(-smallest // BLOCK_T), -(-longest // BLOCK_T))
@@ -177,7 +184,8 @@ def make_plan(groups: Sequence[Group], rows: IntArray, cut: Cut) -> TreePlan:
         begins = range(0, group.length, cut.chunk)
         for first in range(0, len(group.members), cut.per_tile):
             tile = group.members[first : first + cut.per_tile]
-            shares[tile] = [(group.length, len(items), len(begins), place) for place in range(len(tile))]
+            shares[tile, :3] = group.length, len(items), len(begins)
+            shares[tile, 3] = _PLACES[: len(tile)]
             head = first_member, len(tile), int(rows[tile[0]])
             items += [(*head, begin, min(begin + cut.chunk, group.length), 0, 0, 0) for begin in begins]
             first_member += len(tile)
