@@ -75,18 +75,17 @@ class MaskShelf:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._bytes = 0
-        self._states: deque[State] = deque()
+        self._masks: deque[tuple[State, SharedMask]] = deque()
 
     def put(self, state: State, words: Bitmask) -> SharedMask:
         mask = state.mask = SharedMask(words)
-        self._states.append(state)
+        self._masks.append((state, mask))
         self._bytes += words.nbytes
-        while self._bytes > self._most:
-            old = self._states.popleft()
-            if old.mask is not None:
-                self._bytes -= old.mask.words.nbytes
-                if old is not state:
-                    old.mask = None
+        while self._bytes > self._most and len(self._masks) > 1:
+            owner, old = self._masks.popleft()
+            self._bytes -= old.words.nbytes
+            if owner.mask is old:
+                owner.mask = None
         return mask
 
 

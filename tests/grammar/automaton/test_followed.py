@@ -258,6 +258,24 @@ def test_an_automaton_that_forgets_goes_on_as_before(compiler: GrammarCompiler) 
     same(fresh, beside, compiler.vocab, [])
 
 
+def test_a_full_shelf_drops_its_oldest_masks() -> None:
+    compiler = GrammarCompiler(tricky_vocab(), CompilerConfig(isolate=False))
+    followed, exact = both(compiler, SCHEMAS["free strings"])
+    automaton = followed._automaton
+    assert automaton is not None
+    automaton._shelf._most = 3 * 4 * bitmask.words(compiler.vocab.size)
+    rng = random.Random(1)
+    so_far: list[int] = []
+    for _ in range(60):
+        ids = bitmask.ids(same(followed, exact, compiler.vocab, so_far)).tolist()
+        so_far.append(odd_first(rng, ids, compiler.vocab))
+        if not followed.accept(so_far[-1:]) or not exact.accept(so_far[-1:]) or followed.finished:
+            break
+    kept = [state for state in followed.states if state.mask is not None and state.inside is None]
+    assert len(set(kept)) <= 3
+    compiler.close()
+
+
 def test_an_engine_that_reaches_a_limit_ends_one_row_of_a_batch(compiler: GrammarCompiler) -> None:
     class Limited(LLGuidanceMatcher):
         def accept(self, token_ids: Any) -> int:
