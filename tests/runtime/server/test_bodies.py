@@ -49,7 +49,7 @@ async def test_a_large_wrong_body_is_refused_soon(serve: MakeClient, name: str) 
     response = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text[:300]
     assert len(response.content) < 5_000
-    assert time.process_time() - begun < 2.0  # a half of a second; some took half a minute
+    assert time.process_time() - begun < 6.0  # most take less than half a second; some took half a minute
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sglite.runtime.server.config import Limits, ServerConfig
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What `sglite serve` would have served."""
     found: list[Any] = []
-    monkeypatch.setattr(run, "serve", lambda engine, config: found.extend([engine, config]))
+    monkeypatch.setattr(run, "serve", lambda engine, config, more: found.extend([engine, config]))
     return found
 
 
