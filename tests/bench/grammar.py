@@ -32,7 +32,7 @@ from typing import Any, TextIO
 import llguidance
 import numpy as np
 
-from sglite.errors import SgliteError
+from sglite.errors import GrammarViolation, SgliteError
 from sglite.grammar import bitmask, instance, spec
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
@@ -235,7 +235,10 @@ def speed(system: System, vocab: Vocab, schema: str, cases: Cases) -> dict[str, 
         position = start.fresh()
         for token_id in vocab.encode(text)[: MOST_TIMED_TOKENS - len(mask_us)]:
             started = time.thread_time()
-            position.fill(row)
+            try:
+                position.fill(row)
+            except GrammarViolation:
+                return {"compile_ms": round(compile_ms, 2), "mask_us": mask_us, "stopped": True}
             mask_us.append(round((time.thread_time() - started) * 1e6, 1))
             if not position.accept(token_id):
                 break
@@ -308,6 +311,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, float]:
         "schemas": len(results),
         "refused": sum("refused" in result for result in results),
         "of these hang or crash": sum("hangs" in result for result in results),
+        "stopped at a limit within a value": sum("stopped" in result for result in results),
     }
     for name in ("valid", "invalid", "false refusals", "false accepts"):
         found[name + (" instances" if "false" not in name else "")] = sum(result.get(name, 0) for result in results)
