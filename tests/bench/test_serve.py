@@ -33,7 +33,7 @@ async def test_tokens_times_and_failures_are_counted(server: Live) -> None:
     assert (report.requests, report.failed) == (8, 2)
     assert report.output_tokens == 6 * len(WORDS)
     assert 0 < report.percentiles["ttft"]["p50"] <= report.percentiles["e2e"]["p50"]
-    assert report.percentiles["itl"]["p50"] > 0.001
+    assert report.percentiles["itl"]["p50"] > 0
     assert "ours" in table([report])
     assert '"failed": 2' in as_json([report], load, {})
 
