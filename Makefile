@@ -2,7 +2,7 @@
 #   make quickstart    install, fetch a small model, run examples/quickstart.py
 #   make test          install with the test tools, run the tests (with the small model, without a GPU)
 # and for a change:
-#   make check         format, lint, types, layers, sizes, fast tests
+#   make check         format, lint, types, layers, sizes, quick tests
 #
 # Torch is pinned. Where pip is pointed at a CPU build (TORCH="torch==2.13.0+cpu", PIP_EXTRA_INDEX_URL), no CUDA is
 # downloaded; see the README.
@@ -37,7 +37,7 @@ check-rest:
 	@echo "--- lint";    $(TEST_ENV)/bin/ruff check .
 	@echo "--- layers";  $(TEST_ENV)/bin/lint-imports
 	@echo "--- sizes";   $(TEST_ENV)/bin/python scripts/sizes.py
-	@echo "--- tests";   $(TEST_ENV)/bin/python -m pytest -q $(PYTEST_ARGS)
+	@echo "--- tests";   $(TEST_ENV)/bin/python -m pytest -q --quick $(PYTEST_ARGS)
 
 format: $(TEST_ENV)/.ready
 	@$(TEST_ENV)/bin/ruff format .
