@@ -153,6 +153,30 @@ def test_compiled_attention_knows_every_head_size(head_dim: int) -> None:
         torch.testing.assert_close(outs[1], outs[0], atol=2e-6, rtol=1e-5)
 
 
+def test_compiled_attention_is_the_same_to_the_last_bit_in_one_step_and_in_chunks() -> None:
+    device = CpuDevice(num_threads=2)
+    table = np.arange(128, dtype=np.int32).reshape(2, 64)
+    tables = RowTables(table, torch.from_numpy(table), torch.zeros(2, dtype=torch.int32), 1)
+    torch.manual_seed(0)
+    width = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
+    qkv, other, cos_sin = torch.randn(50, width), torch.randn(7, width), torch.rand(64, SHAPE.head_dim)
+
+    def run(cuts: list[int], mate: bool) -> torch.Tensor:
+        attention = device.make_attention(SHAPE, device.make_kv_cache(SHAPE, num_pages=128, page_size=1))
+        outs = []
+        for start, end in zip([0, *cuts], [*cuts, 50], strict=True):
+            parts = [Part(0, start, [0] * (end - start))] + ([Part(1, 0, [0] * 7)] if mate else [])
+            inputs = device.prepare(make_batch(parts), tables)
+            attention.plan(inputs)
+            tokens = torch.cat((qkv[start:end], other)) if mate else qkv[start:end].clone()
+            outs.append(attention.attend(0, tokens, None, cos_sin, inputs)[: end - start])
+        return torch.cat(outs)
+
+    whole = run([], mate=False)
+    assert torch.equal(run([13, 14, 40], mate=False), whole)
+    assert torch.equal(run([1, 30], mate=True), whole)
+
+
 def test_parts_have_little_padding_and_a_bounded_size() -> None:
     lengths = np.sort(np.random.default_rng(0).integers(1, 2000, 100))
     spans = cut_by_length(lengths, 4000)
