@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 LIMIT = 0.7  # seconds
@@ -18,7 +18,7 @@ _LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown)\s+(\S+?::[^\[\s]+)")
 
 
 def main() -> None:
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for line in sys.stdin:
         found = _LINE.match(line)
         if found:
