@@ -153,7 +153,8 @@ class WithResidual:
     def _repeating(self, state: State) -> list[int]:
         """Tokens that end the key or string at hand as an earlier one."""
         frame = state.frame
-        if state.mode != KEY and not (state.mode == STRING and frame.shape.unique):
+        in_item = state.mode == STRING and frame.shape.unique and not frame.is_object
+        if state.mode != KEY and not in_item:
             return []
         found: list[int] = []
         begun = bytes(self._text[frame.begin :])

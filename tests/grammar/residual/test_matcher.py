@@ -119,6 +119,8 @@ KEYS = {
         (ANY_ITEMS, '{"a":[{"1":1,"2":2},{"2":2,"1":1}]}', False),
         ({"type": "array", "uniqueItems": True}, "[null,-1.5,true,-1,false,1.5]", True),
         ({"type": "array", "uniqueItems": True}, "[null,-1.5,null]", False),
+        ({"uniqueItems": True}, '{"a":"a"}', True),  # the rule is for arrays
+        ({"items": {"uniqueItems": True}, "type": "array"}, '[{"a":"a","b":"a"},["a"]]', True),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],
