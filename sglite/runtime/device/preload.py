@@ -29,7 +29,9 @@ def begin_loading_torch(*, gpu: int | None) -> None:
     spec = importlib.util.find_spec("torch")
     libraries = [Path(folder) / "lib" / _LIBRARY for folder in (spec and spec.submodule_search_locations) or ()]
     found = [library for library in libraries if library.is_file()]
-    threading.Thread(target=_load, args=(found, gpu), name="sglite-load-torch", daemon=True).start()
+    # No daemon: a process that ends at once (no such model) waits for it, since libraries that are being set up while
+    # the process takes its others down crash it.
+    threading.Thread(target=_load, args=(found, gpu), name="sglite-load-torch", daemon=False).start()
 
 
 def _load(libraries: list[Path], gpu: int | None) -> None:
