@@ -6,12 +6,13 @@ Ways of equal texts to come are equal objects, so a position (the set) is a key:
 the same continuations. After a value in an object or array nothing of its content is left in the position. Repeats
 count up to where the count stops to matter.
 
-A way may be one that no text completes, where a terminal has & or ~: such positions are kept apart needlessly, and
-`exact` is False.
+Where a terminal has & or ~, `exact` is False: whether a way can be completed is then searched for, and ways that
+cannot are left out.
 """
 
 from __future__ import annotations
 
+from sglite.grammar.automaton.emptiness import is_alive
 from sglite.grammar.automaton.lark import Group, NotRead, RuleRef, Rules, Sequence, read
 from sglite.grammar.automaton.regex import Regex, Regexes, TooManyStates
 
@@ -112,7 +113,7 @@ class Machine:
         return not first or (not self.exact and not self._alive(position, first))
 
     def _first_bytes(self, position: Position) -> int:
-        """A bit set; where the machine is not exact it may hold too many."""
+        """A bit set; where the machine is not exact it may hold too many (`_alive`)."""
         found = 0
         for regex, frame in position.ways:
             found |= regex.first
@@ -154,7 +155,7 @@ class Machine:
 
     def _read(self, regex: Regex, frame: Frame | None, byte: int, found: list[Way]) -> None:
         rest = self.regexes.rest(regex, byte)
-        if rest is not self.regexes.nothing:
+        if rest.alive or (rest.alive is None and is_alive(self.regexes, rest)):
             found.append((rest, frame))
 
     # -- stacks

@@ -17,18 +17,22 @@ from typing import Any
 from sglite.grammar.automaton.utf8 import byte_sequences
 from sglite.grammar.schema.pattern_text import UNIT
 
-_ALL_BYTES = (1 << 256) - 1
+ALL_BYTES = (1 << 256) - 1
 
 
 class TooManyStates(Exception):
     """The expressions of one grammar have more different rests than are worth remembering."""
 
 
+class NotTold(TooManyStates):
+    """Whether an expression with & or ~ has any text would take too long to tell."""
+
+
 class Regex:
     """`kind` and `parts`: "set" (bytes as a bit set), "cat" (head, tail), "or" / "and" (a set of two or more), "not",
     "repeat" (body, least, most or None), "empty" (the empty text). Made by `Regexes` alone; equal ones are one."""
 
-    __slots__ = ("first", "kind", "nullable", "number", "parts", "rests")
+    __slots__ = ("alive", "classes", "first", "kind", "nullable", "number", "parts", "rests")
 
     def __init__(self, kind: str, parts: tuple[Any, ...], nullable: bool, number: int) -> None:
         self.kind = kind
@@ -37,6 +41,23 @@ class Regex:
         self.first = _first_bytes(kind, parts)  # bit set: no text begins with another byte
         self.number = number
         self.rests: dict[int, Regex] = {}  # by byte; what was asked for
+        self.alive: bool | None = True if nullable or _is_plain(kind, parts) else None  # see emptiness.py
+        self.classes: tuple[int, ...] | None = None  # the same
+
+
+def _is_plain(kind: str, parts: tuple[Any, ...]) -> bool:
+    """Known to have a text, as whatever is made without & and ~ and is not `nothing` has."""
+    match kind:
+        case "set":
+            return parts[0] != 0
+        case "cat":
+            return bool(parts[0].alive and parts[1].alive)
+        case "or":
+            return any(part.alive for part in parts)
+        case "repeat":
+            return bool(parts[0].alive)
+        case _:
+            return False
 
 
 def _first_bytes(kind: str, parts: tuple[Any, ...]) -> int:
@@ -53,7 +74,7 @@ def _first_bytes(kind: str, parts: tuple[Any, ...]) -> int:
         case "repeat":
             return parts[0].first
         case "not":
-            return _ALL_BYTES
+            return ALL_BYTES
         case _:
             return 0
 
@@ -65,7 +86,9 @@ class Regexes:
         self.most = most
         self._known: dict[tuple[object, ...], Regex] = {}
         self._parsed: dict[str, Regex] = {}
+        self.not_told: set[int] = set()  # numbers of those of which `emptiness` gave up
         self.nothing = self._make("set", (0,), nullable=False)  # no text at all
+        self.nothing.alive = False
         self.empty = self._make("empty", (), nullable=True)
         self.everything = self._make("not", (self.nothing,), nullable=True)
 

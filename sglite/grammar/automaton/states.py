@@ -19,7 +19,7 @@ from collections import deque
 import numpy as np
 
 from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates
-from sglite.grammar.automaton.regex import Regex
+from sglite.grammar.automaton.regex import NotTold, Regex
 from sglite.grammar.automaton.strings import NO_BOUND, PartTable, StringTables
 from sglite.grammar.canonical import ForcedSplits
 from sglite.grammar.matcher import OVER, Bitmask, SharedMask
@@ -198,9 +198,13 @@ class Automaton:
     def _follow(self, position: Position, data: bytes) -> Position | None:
         try:
             return self.machine.follow(position, data)
-        except TooManyStates:
-            self.full = True
+        except TooManyStates as error:
+            self._met(error)
             raise
+
+    def _met(self, limit: TooManyStates) -> None:
+        """What cannot be told now cannot be told by another automaton."""
+        self.full = self.full or not isinstance(limit, NotTold)
 
     def _state(self, position: Position, last_token: int) -> State:
         try:
@@ -231,7 +235,11 @@ class Automaton:
         last token."""
         data = self._forced_bytes.get(position)
         if data is None:
-            data = self._forced_bytes[position] = self._read_forced(position)
+            try:
+                data = self._read_forced(position)
+            except NotTold:
+                data = b""
+            self._forced_bytes[position] = data
         return self._splits.split(data, last_token)
 
     def _read_forced(self, position: Position) -> bytes:
@@ -287,8 +295,8 @@ class Automaton:
             if not room or self.machine.forced_byte(position) is not None:
                 inside.elsewhere[part, room] = position
                 return self._state(position, last_token)
-        except TooManyStates:
-            self.full = True
+        except TooManyStates as error:
+            self._met(error)
             raise
         state = inside.states[part, room] = State(position, finished=False, is_forced=False)
         state.inside, state.part, state.room = inside, part, room

@@ -12,6 +12,7 @@ import pytest
 
 from sglite.errors import GrammarViolation
 from sglite.grammar import bitmask, spec
+from sglite.grammar.automaton import emptiness
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
@@ -81,6 +82,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "open": {"type": "object", "properties": {"name": text(5)}, "additionalProperties": text(4)},
     "any": {"type": "object", "properties": {"a": {}}},
     "patterns": closed(name=text(6) | {"pattern": "^a+b?$"}, age=text() | {"format": "date"}),
+    "patterns with bounds": {
+        "type": "array",
+        "items": {"anyOf": [text(6) | {"pattern": "^a"}, text(3), text(9) | {"pattern": "b$"}]},
+    },
     "nested": {"$ref": "#/$defs/node", "$defs": {"node": _NODE}},
     "counted": {"type": "array", "minItems": 3, "maxItems": 6, "items": closed(name=text(2))},
 }  # fmt: skip
@@ -206,6 +211,27 @@ def test_rollbacks_and_forks_lead_to_where_the_engine_is(compiler: GrammarCompil
         followed.accept([token_id])
         exact.accept([token_id])
         so_far.append(token_id)
+
+
+def test_what_only_an_intersection_forces_is_known_to_be_forced(compiler: GrammarCompiler) -> None:
+    followed, exact = both(compiler, closed(name=text(9) | {"pattern": "b$"}))
+    tokens = compiler.vocab.encode('{"name":"1-000000')
+    assert followed.accept(tokens) == exact.accept(tokens) == len(tokens)
+    same(followed, exact, compiler.vocab, tokens)
+    assert compiler.vocab.bytes_of(followed.forced()[:1]) == b"b"
+
+
+def test_where_it_takes_too_long_to_tell_what_is_forced_the_engine_is_asked(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emptiness, "_MOST_LOOKS", 2)
+    followed, exact = both(compiler, closed(name=text(12) | {"pattern": "b$"}))
+    tokens = compiler.vocab.encode('{"name":"1')
+    assert followed.accept(tokens) == exact.accept(tokens) == len(tokens)
+    assert followed.state is None
+    same(followed, exact, compiler.vocab, tokens)
+    assert followed._automaton is not None
+    assert not followed._automaton.full
 
 
 def test_completions_under_way_follow_the_automaton_once_it_is_there(compiler: GrammarCompiler) -> None:
