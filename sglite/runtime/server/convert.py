@@ -71,7 +71,7 @@ def constraint(
     fields: dict[str, Any] = {
         "json_schema": _first(body.json_schema, body.guided_json),
         "regex": _first(body.regex, body.guided_regex),
-        "choices": _first(body.choice, body.guided_choice),
+        "choices": _first(body.choice, body.choices, body.guided_choice),
         "ebnf": _first(body.ebnf, body.guided_grammar),
         "lark": body.lark,
         "structural_tag": body.structural_tag,

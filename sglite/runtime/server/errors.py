@@ -99,6 +99,11 @@ def _validation_error(error: RequestValidationError) -> InvalidRequest:
         where = ".".join(str(part) for part in item["loc"] if part not in ("body", "query", "path"))
         param = param or (where or None)
         text = str(item["msg"])
+        if item["type"] == "json_invalid":  # its place is a number of characters and no field
+            position, reason = item["loc"][-1], item["ctx"]["error"]
+            return InvalidRequest(f"the body is not JSON: {reason} (at character {position})")
+        if not where and item["type"] in ("model_attributes_type", "model_type"):
+            text = "the body must be a JSON object, sent with the header content-type: application/json"
         if item["type"] == "extra_forbidden":
             text = "this server does not know the field; remove it"
         problems.append(f"{where}: {text}" if where else text)

@@ -68,6 +68,26 @@ async def test_half_a_character_is_refused_wherever_it_stands(serve: MakeClient,
     assert "surrogate" in response.text
 
 
+async def test_a_body_that_is_no_json_object_is_told_why(serve: MakeClient) -> None:
+    client = serve()
+    kind = {"content-type": "application/json"}
+    error = (await client.post(CHAT, content=b'{"model":', headers=kind)).json()["error"]
+    assert (error["message"], error["param"]) == ("the body is not JSON: Expecting value (at character 9)", None)
+    for body, headers in ((_said({"messages": HI}), {}), (b"[1]", kind)):  # curl -d says that it sends a form
+        response = await client.post(CHAT, content=body, headers=headers)
+        assert response.status_code == 400
+        assert (
+            "a JSON object, sent with the header content-type: application/json" in response.json()["error"]["message"]
+        )
+
+
+@pytest.mark.parametrize("name", ["choice", "choices", "guided_choice"])
+async def test_choices_go_by_each_of_their_names(serve: MakeClient, name: str) -> None:
+    response = await serve().post(CHAT, json={"messages": HI, name: ["a", "b"], "regex": "a"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "only one constraint at a time, not regex and choices"
+
+
 async def test_whole_characters_from_escapes_are_taken(serve: MakeClient) -> None:
     client = serve()
     body = b'{"input":"\\ud83d\\ude00","user":"\\ud83d\\ude00","metadata":{"a":"\\ud83d\\ude00"}}'

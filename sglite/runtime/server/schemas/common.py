@@ -71,6 +71,7 @@ class ConstraintFields(Body):
 
     regex: str | None = None
     choice: Choices | None = None
+    choices: Choices | None = None  # as in Python and on the command line
     ebnf: str | None = None
     lark: str | None = None
     structural_tag: dict[str, Any] | str | None = None
