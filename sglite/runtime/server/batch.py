@@ -121,8 +121,9 @@ def check(source: Path) -> int:
         requests = requests or isinstance(line, BatchLine)
         if first_bad is None and isinstance(line, BadLine):
             first_bad = line
-    if first_bad is not None and not requests:
-        raise InvalidRequest(f"{source} holds no request; line {first_bad.number}: {first_bad.reason}")
+    if not requests:
+        why = "it is empty" if first_bad is None else f"line {first_bad.number}: {first_bad.reason}"
+        raise InvalidRequest(f"{source} holds no request; {why}")
     return total
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sglite.errors import InvalidRequest
 from sglite.protocol import GenerateRequest
-from sglite.runtime.server.batch import read_lines, recover, run_batch
+from sglite.runtime.server.batch import check, read_lines, recover, run_batch
 from tests.runtime.server.conftest import MakeClient
 
 
@@ -38,6 +38,12 @@ async def test_every_line_is_answered_once_errors_too(serve: MakeClient, tmp_pat
     assert found["r20"]["status_code"] == 400
     again = await run_batch(client.app, source, target, concurrency=4)  # type: ignore[attr-defined]
     assert (again.done, again.before) == (0, 21)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [])
+    with pytest.raises(InvalidRequest, match="holds no request; it is empty"):
+        check(source)
 
 
 async def test_an_interrupted_run_is_continued(serve: MakeClient, tmp_path: Path) -> None:
