@@ -75,4 +75,5 @@ def _read(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest(f"{name} cannot be read: {error.strerror}") from error
+        hint = "; give a file, or - and the JSON on standard input" if name.lstrip()[:1] in ("{", "[") else ""
+        raise InvalidRequest(f"{name} cannot be read: {error.strerror}{hint}") from error

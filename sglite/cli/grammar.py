@@ -131,7 +131,8 @@ def _read(name: str) -> bytes:
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{name} cannot be read: {error.strerror}") from error
+        hint = "; give a file, or - and the JSON on standard input" if name.lstrip()[:1] in ("{", "[") else ""
+        raise InvalidRequest(f"{name} cannot be read: {error.strerror}{hint}") from error
 
 
 def _vocab_of(model: str) -> Vocab:

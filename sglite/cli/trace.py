@@ -29,6 +29,8 @@ def command(
     path = Path(file)
     if not path.is_file():
         raise InvalidRequest(f"{file} is not a file")
+    if Path(out).suffix not in (".html", ".json"):
+        raise InvalidRequest(f"--out {out}: the name must end with .html, .json or .trace.json")
     timelines = global_config.timelines = []
     with sglite.Engine(model=model, device=device) as engine:
         sglite.set_default_backend(engine)
@@ -37,7 +39,8 @@ def command(
         finally:  # a program that failed is what a timeline is wanted for
             global_config.timelines = None
             if timelines:
-                print(f"timeline of {len(timelines)} runs: {write_timelines(timelines, out)}", file=sys.stderr)
+                runs = "1 run" if len(timelines) == 1 else f"{len(timelines)} runs"
+                print(f"timeline of {runs}: {write_timelines(timelines, out)}", file=sys.stderr)
     if not timelines:
         raise InvalidRequest(
             f"{file} has run no program, so there is no timeline: call one in it, for example under "

@@ -131,5 +131,5 @@ def test_a_program_file_runs_on_the_model(program_file: str, capsys: pytest.Capt
 def test_a_program_file_is_traced(program_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run.json"
     assert run("trace", program_file, "--out", str(out)) == 0
-    assert "timeline of 1 runs" in capsys.readouterr().err
+    assert "timeline of 1 run:" in capsys.readouterr().err
     assert json.loads(out.read_text())["name"] == "f"

@@ -111,3 +111,9 @@ def test_explain_shows_every_keyword_and_the_engine(write, capsys):
 def test_a_missing_file_is_an_error(write, capsys):
     assert run(capsys, "check", "--schema", "/nowhere.json", "x.json")[0] == 1
     assert run(capsys, "check", "--schema", write("s.json", {}), "/nowhere.json")[0] == 1
+
+
+def test_json_in_the_place_of_a_file_is_told_where_it_goes(write, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["grammar", "check", "--schema", write("s.json", SCHEMA), '{"z": 1}'])
+    assert "give a file, or - and the JSON on standard input" in capsys.readouterr().err

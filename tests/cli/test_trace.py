@@ -49,7 +49,7 @@ def trace(folder: Path, text: str) -> int:
 
 def test_what_a_file_ran_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trace(tmp_path, PROGRAM + "program.run()\n") == 0
-    assert "timeline of 1 runs" in capsys.readouterr().err
+    assert "timeline of 1 run:" in capsys.readouterr().err
     assert json.loads((tmp_path / "out.json").read_text())
 
 
@@ -58,3 +58,14 @@ def test_a_file_that_runs_no_program_is_told_what_to_do(tmp_path: Path, capsys: 
     assert "has run no program" in (shown := capsys.readouterr().err)
     assert "my_program.run(...)" in shown
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_name_of_no_known_kind_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file.py").write_text("print('ran')")
+    with pytest.raises(SystemExit):
+        cli.main(["trace", str(tmp_path / "file.py"), "--out", "run.txt"])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "must end with .html, .json or .trace.json" in shown.err
