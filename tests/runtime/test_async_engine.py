@@ -49,6 +49,11 @@ def test_a_stream_joins_to_the_whole_text(engine: Engine) -> None:
     assert all("\ufffd" not in p.text for p in pieces)
 
 
+def test_a_stream_of_a_list_of_prompts_is_refused_in_words(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="one prompt"):
+        engine.stream(["a", "b"])  # type: ignore[list-item]
+
+
 async def test_async_answers_and_streams(engine: Engine) -> None:
     outputs = await engine.generate_async(["x", "yy"], {"max_new_tokens": 1})
     assert [(o.text, o.finish_reason) for o in outputs] == [("x", "stop"), ("y", "length")]

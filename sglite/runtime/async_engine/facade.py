@@ -199,7 +199,7 @@ class Engine:
     ) -> Iterator[RequestOutput]:
         """Pieces of the answer as they come. Closing the iterator aborts the request."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, "compact", "error")
-        (request,) = self._requests([prompt], sampling, spec, stream=True, truncate=truncate_prompt)
+        (request,) = self._requests(_one(prompt), sampling, spec, stream=True, truncate=truncate_prompt)
         return self._pieces(request)
 
     def stream_async(
@@ -216,7 +216,7 @@ class Engine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """`stream` for coroutines."""
         spec = _constraint(constraint, json_schema, regex, choices, ebnf, "compact", "error")
-        (request,) = self._requests([prompt], sampling, spec, stream=True, truncate=truncate_prompt)
+        (request,) = self._requests(_one(prompt), sampling, spec, stream=True, truncate=truncate_prompt)
         return self.stream_request(request)
 
     def chat(self, messages: Messages, sampling: Sampling = None, **options: Any) -> Any:
@@ -536,6 +536,12 @@ def _prompts(
     if not empty_list and is_single(given):
         return [given], True
     return list(given), False
+
+
+def _one(prompt: Prompt) -> list[Prompt]:
+    if not is_single(prompt):
+        raise InvalidRequest("a stream has one prompt, not a list of them; open one for each", param="prompt")
+    return [prompt]
 
 
 def _constraint(
