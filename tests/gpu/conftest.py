@@ -15,6 +15,8 @@ import torch
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:  # the CPU engines of many workers, each with a thread a core, starve each other
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
