@@ -371,3 +371,8 @@ class TestSgliteServer:
         with engine, pytest.raises(ProgramError) as caught:
             program.run(backend=backend)
         assert isinstance(caught.value.__cause__, InvalidRequest)
+
+
+def test_an_address_without_its_scheme_is_refused_in_words() -> None:
+    with pytest.raises(InvalidRequest, match="write http://localhost:30000"):
+        sgl.RuntimeEndpoint("localhost:30000")

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from sglite.errors import BackendError, Overloaded, SgliteError, UnsupportedSchema, error_types
+from sglite.errors import BackendError, InvalidRequest, Overloaded, SgliteError, UnsupportedSchema, error_types
 
 CONNECT_S = 10.0
 MAX_ERROR_CHARS = 500
@@ -23,9 +23,12 @@ class Unreachable(BackendError):
 
 
 class Http:
-    """JSON over HTTP. `verify`: as httpx takes it (False: do not check certificates)."""
+    """JSON over HTTP. `verify`: as httpx takes it (False: do not check certificates). Raises InvalidRequest for a
+    `base_url` that does not say how it is spoken to."""
 
     def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float, verify: Any = True) -> None:
+        if not base_url.lower().startswith(("http://", "https://")):
+            raise InvalidRequest(f"{base_url!r} is no URL; write http://{base_url} or https://...", param="base_url")
         self.base_url = base_url.rstrip("/")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
