@@ -51,7 +51,7 @@ class BatchFiller:
             base = chain[-1]
             if type(base) is FollowedMatcher and base.known_mask() is None:
                 try:
-                    chain[-1] = base.exact if base.state is None else base
+                    chain[-1] = base.exact if base.state is None and not base.stopped else base
                 except GrammarViolation as error:
                     failures[i] = error
             if type(chain[-1]) is LLGuidanceMatcher:

@@ -196,7 +196,9 @@ class FollowedMatcher:
 
     def fill(self, row: Bitmask) -> None:
         mask = self.known_mask()
-        if mask is None:
+        if self._num_stops:  # which the engine's matcher was not shown
+            row[:] = self._vocab.stop_mask
+        elif mask is None:
             self.exact.fill(row)
             self.learn(row)
         else:
@@ -223,11 +225,11 @@ class FollowedMatcher:
         self._behind += 1
 
     def forced(self) -> list[int]:
+        if self._num_stops:
+            return []
         state = self.state
         if state is None:
             return self.exact.forced()
-        if self._num_stops:
-            return []
         if state.forced is None:
             state.forced = tuple(self.exact.forced())
         return list(state.forced)

@@ -266,6 +266,25 @@ def test_a_grammar_that_has_too_many_positions_is_followed_by_the_engine_alone(c
     assert grammar.automaton is not automaton
 
 
+def test_after_a_stop_id_only_stop_ids_come_also_where_the_engine_is_all_there_is(compiler: GrammarCompiler) -> None:
+    vocab = compiler.vocab
+    schema = {"type": "integer", "description": "read late"}
+    followed, exact = both(compiler, schema)
+    grammar = followed._grammar
+    automaton, grammar.automaton = grammar.automaton, None
+    late = FollowedMatcher(grammar, vocab)
+    tokens = [*vocab.encode("12"), vocab.stop_ids[0]]
+    assert late.accept(tokens) == exact.accept(tokens) == len(tokens)
+    assert late.state is None
+    assert late.stopped
+    same(late, exact, vocab, tokens)
+    rows = np.zeros((1, bitmask.words(vocab.size)), np.int32)
+    assert compiler.filler.fill([late], [0], rows) == {}
+    assert np.array_equal(rows[0], vocab.stop_mask)
+    grammar.automaton = automaton
+    same(late, exact, vocab, tokens)
+
+
 def test_an_automaton_that_forgets_goes_on_as_before(compiler: GrammarCompiler) -> None:
     followed, exact = both(compiler, SCHEMAS["short strings"] | {"description": "one that forgets"})
     automaton = followed._grammar.automaton
