@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import anthropic
 import instructor
@@ -49,8 +49,15 @@ def server(live: Callable[..., Live]) -> Live:
 
 
 @pytest.fixture
-def client(server: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: Live) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_openai_chat(client: openai.OpenAI) -> None:
@@ -142,36 +149,34 @@ def test_openai_errors_have_their_classes(client: openai.OpenAI) -> None:
         client.embeddings.create(model="m", input="x")
 
 
-def test_anthropic_messages(server: Live) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    answer = client.messages.create(model="m", max_tokens=64, messages=HELLO, system="be brief")
+def test_anthropic_messages(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(model="m", max_tokens=64, messages=HELLO, system="be brief")
     assert answer.content[0].text == "hello there"
     assert answer.stop_reason == "end_turn"
     assert answer.usage.output_tokens == 11
-    with client.messages.stream(model="m", max_tokens=64, messages=HELLO) as stream:
+    with claude.messages.stream(model="m", max_tokens=64, messages=HELLO) as stream:
         assert "".join(stream.text_stream) == "hello there"
-    assert client.messages.create(model="m", max_tokens=3, messages=HELLO).stop_reason == "max_tokens"
-    assert client.messages.count_tokens(model="m", messages=HELLO).input_tokens > 5
+    assert claude.messages.create(model="m", max_tokens=3, messages=HELLO).stop_reason == "max_tokens"
+    assert claude.messages.count_tokens(model="m", messages=HELLO).input_tokens > 5
 
 
-def test_anthropic_tools(server: Live) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+def test_anthropic_tools(claude: anthropic.Anthropic) -> None:
     tools = [{"name": "add", "input_schema": PARAMETERS}]
-    answer = client.messages.create(model="m", max_tokens=200, messages=HELLO, tools=tools)
+    answer = claude.messages.create(model="m", max_tokens=200, messages=HELLO, tools=tools)
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     assert call.input == {"a": 1, "b": 2}
     assert answer.stop_reason == "tool_use"
-    with client.messages.stream(model="m", max_tokens=200, messages=HELLO, tools=tools) as stream:
+    with claude.messages.stream(model="m", max_tokens=200, messages=HELLO, tools=tools) as stream:
         assert stream.get_final_message().content[-1].input == {"a": 1, "b": 2}
     history = [
         *HELLO,
         {"role": "assistant", "content": answer.content},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "3"}]},
     ]
-    assert client.messages.create(model="m", max_tokens=64, messages=history, tools=tools).content[0].text
+    assert claude.messages.create(model="m", max_tokens=64, messages=history, tools=tools).content[0].text
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
-        client.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": [image]}])
+        claude.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": [image]}])
 
 
 @pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
@@ -195,8 +200,7 @@ async def test_pydantic_ai_talks_calls_tools_and_gives_objects(server: Live, kin
             assert await stream.get_output() == "hello there"
 
 
-def test_instructor_gives_the_object(server: Live) -> None:
-    plain = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
-    found = client.chat.completions.create(model="m", messages=HELLO, response_model=Person)
+def test_instructor_gives_the_object(client: openai.OpenAI) -> None:
+    patched = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    found = patched.chat.completions.create(model="m", messages=HELLO, response_model=Person)
     assert found.model_dump() == {"name": "Ada", "age": 36}  # instructor makes a subclass
