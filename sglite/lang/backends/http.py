@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,8 +20,24 @@ CONNECT_S = 10.0
 MAX_ERROR_CHARS = 500
 
 
+CLOSE_S = 1.0  # for what is under way when a backend is closed
+
+
 class Unreachable(BackendError):
     """The connection failed or broke: nothing was said."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    client: httpx.AsyncClient
+    in_use: int = 0  # requests under way
+
+    async def close(self) -> None:
+        """Not under a request that ends soon: it would give its connection back to a pool that is closed, open."""
+        until = time.monotonic() + CLOSE_S
+        while self.in_use and time.monotonic() < until:
+            await asyncio.sleep(0.005)
+        await self.client.aclose()
 
 
 class Http:
@@ -34,7 +52,7 @@ class Http:
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         self._verify = verify
         self._closed = False
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = WeakKeyDictionary()
         self._finalizer = weakref.finalize(self, _close, self._clients)  # for those who do not call close
 
     def close(self) -> None:
@@ -63,14 +81,16 @@ class Http:
 
     async def _posted(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         try:
-            return await self._client().post(path, json=body)
+            with self._client() as client:
+                return await client.post(path, json=body)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
     async def delete(self, path: str) -> None:
         """Raises BackendError and what the remote says."""
         try:
-            answer = await self._client().delete(path)
+            with self._client() as client:
+                answer = await client.delete(path)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if answer.status_code != 200:
@@ -81,7 +101,7 @@ class Http:
         error is raised too."""
         given: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
         try:
-            async with self._client().stream("POST", path, **given) as answer:
+            async with self._streamed(path, given) as answer:
                 if answer.status_code != 200 or "application/json" in answer.headers.get("content-type", ""):
                     _checked(answer, await answer.aread())
                     raise BackendError("the backend answered with something else than a stream")
@@ -97,22 +117,34 @@ class Http:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def _client(self) -> httpx.AsyncClient:
+    @contextlib.asynccontextmanager
+    async def _streamed(self, path: str, given: dict[str, Any]) -> AsyncGenerator[httpx.Response]:
+        with self._client() as client:
+            async with client.stream("POST", path, **given) as answer:
+                yield answer
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[httpx.AsyncClient]:
         """A pool belongs to the event loop that opened its connections. Raises BackendError after `close`."""
         if self._closed:
             raise BackendError(f"this backend has been closed: make a new one for {self.base_url}")
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
+        pool = self._clients.get(loop)
+        if pool is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-            client = self._clients[loop] = httpx.AsyncClient(
+            client = httpx.AsyncClient(
                 base_url=self.base_url,
                 headers=self._headers,
                 timeout=self._timeout,
                 verify=self._verify,
                 limits=limits,
             )
-        return client
+            pool = self._clients[loop] = _Pool(client)
+        pool.in_use += 1
+        try:
+            yield pool.client
+        finally:
+            pool.in_use -= 1
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         return Unreachable(f"{self.base_url} does not answer: {error or type(error).__name__}")
@@ -126,11 +158,11 @@ async def _drained(lines: AsyncIterator[str]) -> None:
                 pass
 
 
-def _close(clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]) -> None:
+def _close(pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool]) -> None:
     """Each pool is closed by the loop that uses it; one whose loop is over has nothing open any more."""
-    for loop, client in list(clients.items()):
+    for loop, pool in list(pools.items()):
         if loop.is_running():
-            loop.call_soon_threadsafe(lambda loop=loop, client=client: loop.create_task(client.aclose()))
+            loop.call_soon_threadsafe(lambda loop=loop, pool=pool: loop.create_task(pool.close()))
 
 
 def error_of(body: Any, *, status: int, retry_after: float = 1.0) -> SgliteError:
