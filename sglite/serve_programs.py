@@ -126,10 +126,10 @@ async def _carried_out(session: Session, run: GraphRun) -> None:
             raise InvalidRequest(f"operation {number} belongs to no state", param="graph")
         match node.op:
             case "fork":
+                if len(branches) + len(node.children) > MAX_BRANCHES:
+                    raise InvalidRequest(f"at most {MAX_BRANCHES} states in one run", param="graph")
                 children = branch.fork(max(1, len(node.children)))
                 branches |= dict(zip(node.children, children, strict=False))
-                if len(branches) > MAX_BRANCHES:
-                    raise InvalidRequest(f"at most {MAX_BRANCHES} states in one run", param="graph")
             case "join":
                 pass  # who reads what the forks have said waits for it
             case "concatenate":

@@ -203,3 +203,15 @@ async def test_a_graph_that_is_none_is_refused(engine: sgl.Engine, body: bytes) 
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         answer = await client.post("/programs/run", content=body)
         assert answer.status_code == 400, answer.text
+
+
+async def test_a_run_of_too_many_states_makes_none_of_them(engine: sgl.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(serve_programs.Branch, "fork", lambda _, count: made.append(count))
+    app = create_app(engine, ServerConfig(), more=[serve_programs.router])
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    node = {"op": "fork", "children": [1] * 200_000}
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        answer = await client.post("/programs/run", json={"graph": {"name": "p", "nodes": [node]}})
+        assert "at most 1000 states in one run" in answer.text
+    assert not made
