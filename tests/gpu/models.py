@@ -26,9 +26,10 @@ def save_tiny(name: str, folder: Path) -> transformers.PreTrainedModel:
 
 
 def behind(model: transformers.PreTrainedModel, prompt: Sequence[int], output: Sequence[int], vocab_size: int) -> float:
-    """By how much a chosen token's logit is behind the largest of the first `vocab_size`, at most (float32, CPU)."""
+    """By how much a chosen token's logit is behind the largest of the first `vocab_size`, at most (float32)."""
     if not output:
         return 0.0
+    ids = torch.tensor([*prompt, *output], device=model.device)
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1, :vocab_size]
-    return float((logits.amax(-1) - logits.gather(1, torch.tensor(output)[:, None])[:, 0]).max())
+        logits = model(ids[None]).logits[0, len(prompt) - 1 : -1, :vocab_size]
+    return float((logits.amax(-1) - logits.gather(1, ids[len(prompt) :, None])[:, 0]).max())
