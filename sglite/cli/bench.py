@@ -53,9 +53,10 @@ def offline(
 def structured(
     model: str = typer.Option("smollm2", "--model", help="A known name, a folder, a GGUF file or a hub id."),
     cases: str = typer.Option(
-        "mix0_32,mix20_32,mix50_32,mix100_32,extract_1,extract_32,calls_1,calls_32,strings_32,deep_32,untuned_32",
+        "mix0_32,mix20_32,mix50_32,mix100_32,extract_1,extract_32,keys_1,keys_32,calls_1,calls_32,strings_32,deep_32,untuned_32",
         "--cases",
-        help="Comma-separated: mixP_N (P % of N rows constrained), extract_N, calls_N, strings_N, deep_N, untuned_N.",
+        help="Comma-separated: mixP_N (P % of N rows constrained), extract_N, keys_N, calls_N, strings_N, deep_N, "
+        "untuned_N.",
     ),
     ways: str = typer.Option(
         "free,cold,warm,nojump,random",

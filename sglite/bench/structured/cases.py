@@ -1,7 +1,8 @@
 """The schemas and mixes. All ask for more than the tokens of an answer, so that rates are over answers of one length.
 
 mixP_N      N rows, P percent of them under SCHEMA of the offline bench, the others free
-extract_N   ten-field objects, most of the text is keys
+extract_N   ten-field objects; its numbers have no bounds, which a model without sense fills with digits
+keys_N      the same ten keys with values as short as those of real records: key-heavy
 calls_N     function calls: a choice of tools, each with arguments of its own
 strings_N   long bounded strings
 deep_N      alternatives within alternatives
@@ -43,6 +44,19 @@ EXTRACT = many(
             "issue_date": {"type": "string", "format": "date"}, "due_date": {"type": "string", "format": "date"},
             "net_amount": _NUMBER, "tax_amount": _NUMBER, "currency_code": {"enum": ["EUR", "USD"]}, "is_paid": _YES,
             "line_item_count": _INTEGER,
+        }
+    )
+)  # fmt: skip
+
+KEYS = many(
+    closed(
+        {
+            "invoice_number": _text(10), "customer_name": _text(16), "billing_country": {"enum": ["DE", "FR", "US"]},
+            "issue_date": {"type": "string", "format": "date"}, "due_date": {"type": "string", "format": "date"},
+            "net_amount": {"type": "integer", "minimum": 0, "maximum": 99999},
+            "tax_amount": {"type": "integer", "minimum": 0, "maximum": 99999},
+            "currency_code": {"enum": ["EUR", "USD"]}, "is_paid": _YES,
+            "line_item_count": {"type": "integer", "minimum": 1, "maximum": 99},
         }
     )
 )  # fmt: skip
@@ -96,9 +110,10 @@ UNTUNED = many(
 )
 
 SCHEMAS: dict[str, Schema] = {
-    "mix": SCHEMA, "extract": EXTRACT, "calls": CALLS, "strings": STRINGS, "deep": DEEP, "untuned": UNTUNED,
+    "mix": SCHEMA, "extract": EXTRACT, "keys": KEYS, "calls": CALLS, "strings": STRINGS, "deep": DEEP,
+    "untuned": UNTUNED,
 }  # fmt: skip
-_NAME = re.compile(r"(mix(\d+)|extract|calls|strings|deep|untuned)_(\d+)")
+_NAME = re.compile(r"(mix(\d+)|extract|keys|calls|strings|deep|untuned)_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
