@@ -114,7 +114,23 @@ class Vocab:
     @cached_property
     def text_mask(self) -> Bitmask:
         """int32[words] with every token that is text set; not to be written."""
-        return bitmask.of((i for i, t in enumerate(self.tokens) if t), self.size)
+        return bitmask.of(np.flatnonzero(self._lengths), self.size)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """int64[size]: bytes of each token."""
+        return np.fromiter(map(len, self.tokens), np.int64, self.size)
+
+    @cached_property
+    def _flat(self) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens' bytes side by side  # uint8[n], and whose each is  # int32[n]."""
+        data = np.frombuffer(b"".join(self.tokens), np.uint8)
+        return data, np.repeat(np.arange(self.size, dtype=np.int32), self._lengths)
+
+    @cached_property
+    def _with_quote(self) -> list[int]:
+        """The tokens that hold a quote, which are few."""
+        return bitmask.ids(self.holding(b'"')).tolist()
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], np.ndarray]:
@@ -147,7 +163,7 @@ class Vocab:
     @cached_property
     def longest(self) -> int:
         """Bytes of the longest token."""
-        return max(map(len, self.tokens))
+        return int(self._lengths.max())
 
     def reaches_over(self, text: bytes) -> bool:
         """Whether some token starts with `text` and goes on."""
@@ -162,8 +178,7 @@ class Vocab:
     @cached_property
     def _byte_masks(self) -> dict[int, Bitmask]:
         """By byte, int32[words] with the tokens that hold it."""
-        data = np.frombuffer(b"".join(self.tokens), np.uint8)
-        owner = np.repeat(np.arange(self.size), np.fromiter(map(len, self.tokens), np.int64, self.size))
+        data, owner = self._flat
         flags = np.zeros((256, 32 * bitmask.words(self.size)), np.uint8)
         flags[data, owner] = 1
         rows = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
@@ -191,8 +206,9 @@ class Vocab:
     @cached_property
     def openers_mask(self) -> Bitmask:
         """int32[words]: tokens with two or more of the characters that begin an array or object."""
-        opening = (i for i, text in enumerate(self.tokens) if text.count(b"[") + text.count(b"{") > 1)
-        return bitmask.of(opening, self.size)
+        data, owner = self._flat
+        openers = np.bincount(owner[(data == ord("[")) | (data == ord("{"))], minlength=self.size)
+        return bitmask.of(np.flatnonzero(openers > 1), self.size)
 
     @cached_property
     def inertness(self) -> bytes:
@@ -205,25 +221,30 @@ class Vocab:
     @cached_property
     def before_quotes(self) -> frozenset[bytes]:
         """What stands before some quote of some token."""
-        return frozenset(text[:i] for text in self.tokens for i, byte in enumerate(text) if byte == 0x22)
+        texts = (self.tokens[i] for i in self._with_quote)
+        return frozenset(text[:i] for text in texts for i, byte in enumerate(text) if byte == 0x22)
 
     def _set_of(self, begin: re.Pattern[bytes]) -> TokenSet:
         return TokenSet(bitmask.of((i for i, text in enumerate(self.tokens) if text and begin.match(text)), self.size))
 
+    def _keys(self, begin: re.Pattern[bytes]) -> TokenSet:
+        """The same of a pattern that needs a quote."""
+        return TokenSet(bitmask.of((i for i in self._with_quote if begin.match(self.tokens[i])), self.size))
+
     @cached_property
     def whole_keys(self) -> TokenSet:
         """Tokens that can hold a whole key where a key is due."""
-        return self._set_of(re.compile(rb"(?:|.*[{,])" + _WHOLE_KEY, re.DOTALL))
+        return self._keys(re.compile(rb"(?:|.*[{,])" + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def later_keys_outside(self) -> TokenSet:
         """Tokens that can hold a whole key where none is due, outside of strings."""
-        return self._set_of(re.compile(rb".*[{,]" + _WHOLE_KEY, re.DOTALL))
+        return self._keys(re.compile(rb".*[{,]" + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def later_keys_in_string(self) -> TokenSet:
         """Tokens that can hold a whole key after the end of the string at hand."""
-        return self._set_of(re.compile(rb'.*"[^"]*[{,]' + _WHOLE_KEY, re.DOTALL))
+        return self._keys(re.compile(rb'.*"[^"]*[{,]' + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
     def closers_outside(self) -> TokenSet:

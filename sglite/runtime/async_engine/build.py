@@ -25,6 +25,11 @@ from sglite.text.tokenizer import Tokenizer
 
 def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     """Raises ModelError, ModelNotFound or InvalidRequest when the options and the model do not work."""
+    with without_collections():
+        return _build(config, progress)
+
+
+def _build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     begin_loading_torch(gpu=_gpu(config))
     progress(f"finding the model {config.model}")
     source = resolve_model(
@@ -41,8 +46,8 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     grammars.warm()
     progress("loading the weights")
     try:
-        with without_collections():  # torch's own modules take seconds
-            from sglite.runtime.executor.build import build_executor
+        from sglite.runtime.executor.build import build_executor  # with torch, whose modules take seconds
+
         executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
         warm_up(executor, max_model_len=max_len)
     except BaseException:

@@ -51,7 +51,7 @@ def _load(libraries: list[Path], gpu: int | None) -> None:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """An import makes a million objects and no garbage, over which the collector would go again and again."""
+    """A start makes a million objects and hardly any garbage, over which the collector would go again and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
