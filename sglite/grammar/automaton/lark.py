@@ -60,7 +60,12 @@ def read(text: str, regexes: Regexes) -> Rules:
     if "start" not in bodies:
         raise NotRead("no start")
     reader = _Reader(bodies, regexes)
-    return {name: reader.rule(body) for name, body in bodies.items() if not name[0].isupper()}
+    return {name: reader.rule(body) for name, body in bodies.items() if not _is_terminal(name)}
+
+
+def _is_terminal(name: str) -> bool:
+    """Also a rule that is nothing but one terminal."""
+    return name[0].isupper() or (name[0] == "t" and name[1:].isdecimal())
 
 
 class _Reader:
@@ -101,7 +106,7 @@ class _Reader:
         elif kind == "name":
             if text not in self._bodies:
                 raise NotRead(text)
-            symbol = self._terminal(text) if text[0].isupper() else RuleRef(text)
+            symbol = self._terminal(text) if _is_terminal(text) else RuleRef(text)
         else:
             raise NotRead(text)
         if tokens and (tokens[-1][0] == "count" or tokens[-1][1] in "*+?"):
@@ -161,6 +166,8 @@ class _Reader:
             return inner
         if kind in ("string", "regex"):
             return self._regex(kind, text)
+        if text in self._bodies and text[0].isupper():
+            return self._terminal(text)
         raise NotRead(text)
 
     def _regex(self, kind: str, text: str) -> Regex:

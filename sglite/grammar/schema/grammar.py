@@ -6,45 +6,44 @@ rules that nothing uses.
 
 Two properties of llguidance 1.9 shape the text. It compiles a rule inside the first one that mentions it, on
 the native stack, and overflows 8 MB at about 2,500 rules within each other: long chains are mentioned in
-pieces, last piece first, by an alternative that can never match (`anchors`). And it has 16 bits for symbols.
+pieces, last piece first, by an alternative that can never match (`anchors`). And it has 16 bits for symbols. A third:
+each mention of a terminal is a symbol of its own, so that one with many mentions is written once, as a rule (`t5`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from sglite.errors import GrammarTooLarge
 
 MAX_SYMBOLS = 60_000
 MAX_DEPTH = 900  # of rules compiled within each other
 PIECE = 300  # rules of a chain between two anchors
+OFTEN = 3  # mentions of a terminal from which on it is a rule: a rule takes as long as two of them
+_LONG_LITERAL = 24  # characters
 NO_MATCH = r"/[^\x00-\x{10FFFF}]/"
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(msgspec.Struct, frozen=True):
     """One lexeme: a Lark terminal expression (a quoted literal, a /regex/, or these under | & ~)."""
 
     expression: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """A reference to a rule; `argument` is the parameter of a parametric one (an expression such as "set_bit(3)")."""
 
     number: int
     argument: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True):
     body: Sequence
     least: int
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Json:
+class Json(msgspec.Struct, frozen=True):
     """A value of a number schema that llguidance's own compiler carries."""
 
     text: str
@@ -54,23 +53,22 @@ Symbol = Terminal | Rule | Repeat | Json
 Sequence = tuple[Symbol, ...]
 
 
-@dataclass(slots=True)
-class _Alternative:
+class _Alternative(msgspec.Struct):
     symbols: Sequence
     condition: str  # on the rule's parameter; "" for none
     needs: tuple[int, ...]  # rules that must derive something for this one to do
 
 
-@dataclass(slots=True)
-class _Body:
+class _Body(msgspec.Struct):
     parametric: bool
-    alternatives: list[_Alternative] = field(default_factory=list)
+    alternatives: list[_Alternative] = []  # its own
 
 
 class Grammar:
     def __init__(self, *, max_rules: int) -> None:
         self.max_rules = max_rules
         self._rules: list[_Body] = []
+        self._mentions: dict[str, int] = {}  # of each terminal's expression
 
     def new_rule(self, *, parametric: bool = False) -> Rule:
         if len(self._rules) >= self.max_rules:
@@ -79,7 +77,22 @@ class Grammar:
         return Rule(len(self._rules) - 1)
 
     def add(self, rule: Rule, *symbols: Symbol, condition: str = "") -> None:
-        self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, _needs(symbols)))
+        found: dict[int, None] = {}
+        self._note(symbols, found, needed=True)
+        self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, tuple(found)))
+
+    def _note(self, symbols: Sequence, found: dict[int, None], *, needed: bool) -> None:
+        """Count the terminals, and add to `found` the rules that must derive something for the sequence to do."""
+        for symbol in symbols:
+            kind = type(symbol)
+            if kind is Terminal:
+                expression = symbol.expression
+                self._mentions[expression] = self._mentions.get(expression, 0) + 1
+            elif kind is Rule:
+                if needed:
+                    found[symbol.number] = None
+            elif kind is Repeat:
+                self._note(symbol.body, found, needed=needed and symbol.least > 0)
 
     def lark(self, start: Rule) -> str | None:
         """The grammar's text, None where `start` derives nothing."""
@@ -89,7 +102,8 @@ class Grammar:
         parts = sum(1 + len(body.alternatives) for body in self._rules)
         if parts > MAX_SYMBOLS:
             raise GrammarTooLarge(f"the schema needs {parts} grammar rules and alternatives, more than {MAX_SYMBOLS}")
-        return _Writer(self._rules, productive).write(start)
+        often = {expression for expression, count in self._mentions.items() if count >= OFTEN}
+        return _Writer(self._rules, productive, often).write(start)
 
     def _productive(self) -> list[bool]:
         """By counting down, per alternative, the needed rules that are not yet known to derive something."""
@@ -115,28 +129,33 @@ class Grammar:
         return known
 
 
-def _needs(symbols: Sequence) -> tuple[int, ...]:
+def needs(symbols: Sequence) -> set[int]:
+    """The rules that must derive something for the sequence to do."""
     found: set[int] = set()
     for symbol in symbols:
         if isinstance(symbol, Rule):
             found.add(symbol.number)
         elif isinstance(symbol, Repeat) and symbol.least:
-            found.update(_needs(symbol.body))
-    return tuple(found)
+            found.update(needs(symbol.body))
+    return found
 
 
 class _Writer:
-    def __init__(self, rules: list[_Body], productive: list[bool]) -> None:
+    """`often`: terminals that get a rule."""
+
+    def __init__(self, rules: list[_Body], productive: list[bool], often: set[str]) -> None:
         self.rules = rules
         self.productive = productive
+        self.all_productive = all(productive)
+        self.often = often
         self.texts: dict[str, str] = {}  # how each terminal's expression is mentioned
-        self.terminals: dict[str, str] = {}  # those that have a name
+        self.terminals: dict[str, str] = {}  # what defines those that have a name, by the name
+        self.alone: dict[int, str] = {}  # of the rules that were mentioned: what they are in full, "" if no terminal
         self.queue: list[int] = []
-        self.seen: set[int] = set()
         self.used: list[int] = []  # by the rule being written, in the order of the text
 
     def write(self, start: Rule) -> str:
-        self.seen.add(start.number)
+        self.alone[start.number] = ""
         self.queue.append(start.number)
         rules: dict[int, str] = {}
         uses: dict[int, list[int]] = {}
@@ -144,7 +163,7 @@ class _Writer:
             number = self.queue.pop()
             self.used = uses[number] = []
             name = f"r{number}::_" if self.rules[number].parametric else f"r{number}"
-            options = dict.fromkeys(self.alternative(a) for a in self.alternatives(number))
+            options = dict.fromkeys([self.alternative(a) for a in self.alternatives(number)])
             rules[number] = f"{name}: {' | '.join(options)}"
         first = f"start: r{start.number}"
         if len(rules) > PIECE:
@@ -154,11 +173,14 @@ class _Writer:
             if pieces:
                 names = (f"r{n}::0x0" if self.rules[n].parametric else f"r{n}" for n in pieces)
                 first = f"start: {NO_MATCH} {' '.join(names)} | r{start.number}"
-        terminals = [f"{name}: {expression}" for expression, name in self.terminals.items()]
+        terminals = [f"{name}: {definition}" for name, definition in self.terminals.items()]
         return "\n".join([first, *rules.values(), *terminals]) + "\n"
 
     def alternatives(self, number: int) -> list[_Alternative]:
-        return [a for a in self.rules[number].alternatives if all(self.productive[used] for used in a.needs)]
+        found = self.rules[number].alternatives
+        if self.all_productive:
+            return found
+        return [a for a in found if all(self.productive[used] for used in a.needs)]
 
     def alternative(self, alternative: _Alternative) -> str:
         text = self.sequence(alternative.symbols)
@@ -168,45 +190,57 @@ class _Writer:
         return " ".join([text for symbol in symbols if (text := self.symbol(symbol))]) or '""'
 
     def symbol(self, symbol: Symbol) -> str:
-        if isinstance(symbol, Terminal):  # a match statement takes four times as long
-            return self.terminal(symbol.expression)
-        if isinstance(symbol, Rule):
+        kind = type(symbol)
+        if kind is Terminal:
+            return self.texts.get(symbol.expression) or self.terminal(symbol.expression)
+        if kind is Rule:
             return self.rule(symbol)
-        if isinstance(symbol, Json):
+        if kind is Json:
             return f"%json {symbol.text}"
-        if symbol.most == 0 or not all(self.productive[used] for used in _needs(symbol.body)):
+        if symbol.most == 0 or not (self.all_productive or all(self.productive[used] for used in needs(symbol.body))):
             return ""
         return f"({self.sequence(symbol.body)})" + _count(symbol.least, symbol.most)
 
     def rule(self, symbol: Rule) -> str:
         number = symbol.number
-        alone = self.single_symbol(number)
-        if alone is not None:
-            return self.symbol(alone)
+        alone = self.alone.get(number)
+        if alone is None:
+            alone = self.alone[number] = self.single_symbol(number)
+            if not alone:
+                self.queue.append(number)
+        if alone:
+            return alone
         self.used.append(number)
-        if number not in self.seen:
-            self.seen.add(number)
-            self.queue.append(number)
         return f"r{number}::{symbol.argument}" if symbol.argument else f"r{number}"
 
-    def single_symbol(self, number: int) -> Terminal | Json | None:
+    def single_symbol(self, number: int) -> str:
         """The terminal that is all of a rule: written in its place."""
         body = self.rules[number]
         if len(body.alternatives) == 1 and not body.parametric and len(body.alternatives[0].symbols) == 1:
             symbol = body.alternatives[0].symbols[0]
-            return symbol if isinstance(symbol, Terminal | Json) else None
-        return None
+            return self.symbol(symbol) if isinstance(symbol, Terminal | Json) else ""
+        return ""
 
     def terminal(self, expression: str) -> str:
-        found = self.texts.get(expression)
-        if found is None:
-            quotes = expression.count('"') - expression.count('\\"')
-            if quotes == 2 and len(expression) < 24 and expression[0] == '"':
-                found = expression
-            else:
-                found = self.terminals[expression] = f"T{len(self.terminals)}"
-            self.texts[expression] = found
+        """How one is mentioned that was not before."""
+        number = len(self.texts)
+        found = f"t{number}" if expression in self.often else f"T{number}"
+        if not _is_one_token(expression):
+            self.terminals[f"T{number}"] = expression
+            if expression in self.often:
+                self.terminals[found] = f"T{number}"
+        elif expression in self.often or len(expression) >= _LONG_LITERAL:
+            self.terminals[found] = expression
+        else:
+            found = expression
+        self.texts[expression] = found
         return found
+
+
+def _is_one_token(expression: str) -> bool:
+    """A literal that is not joined with anything."""
+    quotes = expression.count('"') - expression.count('\\"')
+    return quotes == 2 and expression[0] == '"' == expression[-1]
 
 
 def _count(least: int, most: int | None) -> str:
