@@ -40,6 +40,7 @@ class ForcedSplits:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._known: dict[tuple[bytes, int], tuple[int | str, ...]] = {}
+        self._alone: dict[bytes, tuple[int, ...]] = {}  # without a neighbour
 
     def split(self, text: bytes, last_token: int) -> tuple[int | str, ...]:
         """Equal where the split behind the neighbour is; -1: there is none. Where the text is not looked into, the
@@ -49,6 +50,7 @@ class ForcedSplits:
         if found is None:
             if len(self._known) >= _MOST_SPLITS:
                 self._known.clear()
+                self._alone.clear()
             found = self._known[key] = self._split(text, last_token)
         return found
 
@@ -63,7 +65,12 @@ class ForcedSplits:
         token_ids = self._vocab.encode(behind)
         if neighbour and token_ids[:1] == [last_token]:
             return tuple(token_ids[1:])
-        return tuple(self._vocab.encode(alone) if neighbour else token_ids)
+        if not neighbour:
+            return tuple(token_ids)
+        found = self._alone.get(text)
+        if found is None:
+            found = self._alone[text] = tuple(self._vocab.encode(alone))
+        return found
 
 
 def certain_tokens(text: str, vocab: Vocab) -> list[int]:

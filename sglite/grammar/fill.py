@@ -14,7 +14,7 @@ import numpy as np
 
 from sglite.errors import GrammarViolation
 from sglite.grammar.automaton.matcher import FollowedMatcher
-from sglite.grammar.automaton.states import State
+from sglite.grammar.automaton.state import Said
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
 from sglite.grammar.matcher import OVER, REFUSED, Bitmask, Matcher, SharedMask
 from sglite.grammar.residual.matcher import WithResidual
@@ -76,21 +76,23 @@ class BatchFiller:
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         matchers = [m.below if type(m) is WithResidual and m.is_transparent else m for m in matchers]
         found: list[SharedMask | None] = []
-        unknown: dict[State, list[int]] = {}
+        unknown: dict[Said, list[int]] = {}
         for i, matcher in enumerate(matchers):
             mask = None
             if type(matcher) is FollowedMatcher:
                 state = matcher.state
-                mask = matcher.known_mask() if state is None or state.mask is None or matcher.stopped else state.mask
-                if mask is None and matcher.state is not None:
-                    unknown.setdefault(matcher.state, []).append(i)
+                mask = None if state is None or matcher.stopped else state.said.mask
+                if mask is None:
+                    mask = matcher.known_mask()
+                    if mask is None and matcher.state is not None:
+                        unknown.setdefault(matcher.state.said, []).append(i)
             found.append(mask)
         return found, self._make_shared(matchers, unknown, found) if unknown else {}
 
     def _make_shared(
-        self, matchers: Sequence[Matcher], unknown: dict[State, list[int]], found: list[SharedMask | None]
+        self, matchers: Sequence[Matcher], unknown: dict[Said, list[int]], found: list[SharedMask | None]
     ) -> dict[int, Exception]:
-        """Ask the engine for the masks of these states, one of each state's matchers."""
+        """Ask the engine for these masks, one of the matchers that want each."""
         failures: dict[int, Exception] = {}
         asked: list[tuple[list[int], FollowedMatcher, LLGuidanceMatcher]] = []
         for places in unknown.values():
@@ -129,7 +131,7 @@ class BatchFiller:
             taken = False
             if type(matcher) is FollowedMatcher:
                 state = matcher.take_known(token_id)
-                if state is not None and (ahead := state.ahead) is not None:
+                if state is not None and (ahead := state.said.ahead) is not None:
                     verdicts.append(ahead)
                     continue
                 taken = state is not None

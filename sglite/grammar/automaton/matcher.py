@@ -7,7 +7,8 @@ from typing import Protocol
 
 from sglite.errors import GrammarViolation
 from sglite.grammar.automaton.positions import TooManyStates
-from sglite.grammar.automaton.states import Automaton, State
+from sglite.grammar.automaton.state import State
+from sglite.grammar.automaton.states import Automaton
 from sglite.grammar.automaton.strings import NO_BOUND
 from sglite.grammar.matcher import OVER, Bitmask, Matcher, SharedMask
 from sglite.grammar.vocab import Vocab
@@ -230,9 +231,10 @@ class FollowedMatcher:
         state = self.state
         if state is None:
             return self.exact.forced()
-        if state.forced is None:
-            state.forced = tuple(self.exact.forced())
-        return list(state.forced)
+        said = state.said
+        if said.forced is None:
+            said.forced = tuple(self.exact.forced())
+        return list(said.forced)
 
     @property
     def ahead(self) -> int:
@@ -240,9 +242,10 @@ class FollowedMatcher:
         state = self.state
         if state is None or self._num_stops:
             return OVER if self.finished else len(self.forced())
-        if state.ahead is None:
-            state.ahead = len(self.forced())
-        return state.ahead
+        said = state.said
+        if said.ahead is None:
+            said.ahead = len(self.forced())
+        return said.ahead
 
     @property
     def can_stop(self) -> bool:

@@ -12,6 +12,7 @@ cannot are left out.
 
 from __future__ import annotations
 
+from sglite.grammar.automaton.counts import Counts
 from sglite.grammar.automaton.emptiness import is_alive
 from sglite.grammar.automaton.lark import Group, NotRead, RuleRef, Rules, Sequence, read
 from sglite.grammar.automaton.regex import Regex, Regexes, TooManyStates
@@ -23,7 +24,7 @@ _MOST_DEPTH = 200  # rules within each other without a byte between
 class Frame:
     """One stack, by its top: what is still to come of a sequence or a repeat, and the frame below."""
 
-    __slots__ = ("below", "body", "count", "heads", "symbols")
+    __slots__ = ("below", "body", "count", "heads", "symbols", "usual")
 
     def __init__(self, symbols: Sequence, body: Group | None, count: int, below: Frame | None) -> None:
         self.symbols = symbols  # of a sequence
@@ -31,30 +32,33 @@ class Frame:
         self.count = count
         self.below = below
         self.heads: tuple[tuple[Way, ...], bool] | None = None
+        self.usual: Frame | None = None  # the one that stands for all that a token cannot tell from it
 
 
 Way = tuple[Regex, Frame | None]
 
 
 class Position:
-    __slots__ = ("can_end", "number", "rests", "ways")
+    __slots__ = ("can_end", "rests", "usual", "ways")
 
-    def __init__(self, ways: tuple[Way, ...], number: int, *, can_end: bool) -> None:
+    def __init__(self, ways: tuple[Way, ...], *, can_end: bool) -> None:
         self.ways = ways
-        self.number = number
         self.can_end = can_end  # the text so far is complete
         self.rests: dict[int, Position | None] = {}  # by byte; what was asked for
+        self.usual: frozenset[Way] | None = None
 
 
 class Machine:
     """The positions of one grammar. Every method may raise TooManyStates."""
 
-    def __init__(self, lark: str, *, most_regexes: tuple[int, int], most_positions: int) -> None:
-        """`most_regexes`: while the grammar is read, and in all. Raises NotRead, too."""
+    def __init__(self, lark: str, *, most_regexes: tuple[int, int], most_positions: int, reach: int) -> None:
+        """`most_regexes`: while the grammar is read, and in all. `reach`: bytes of the longest token. Raises NotRead,
+        too."""
         self.regexes = Regexes(most_regexes[0])
         self._rules: Rules = read(lark, self.regexes)
         self.regexes.most = most_regexes[1]
         self.exact = " & " not in lark and "~" not in lark
+        self._counts = Counts(self._rules, reach)
         self._most = most_positions
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._positions: dict[frozenset[Way], Position] = {}
@@ -132,6 +136,24 @@ class Machine:
                     break
         return found
 
+    def usual(self, position: Position) -> frozenset[Way]:
+        """Equal for positions that have the same continuations as far as a token goes."""
+        if position.usual is None:
+            position.usual = frozenset((regex, self.usual_frame(frame)) for regex, frame in position.ways)
+        return position.usual
+
+    def usual_frame(self, frame: Frame | None) -> Frame | None:
+        """The stack with counts that a token cannot tell from its own."""
+        new: list[Frame] = []
+        while frame is not None and frame.usual is None:
+            new.append(frame)
+            frame = frame.below
+        found = None if frame is None else frame.usual
+        for one in reversed(new):
+            count = one.count if one.body is None else self._counts.usual(one.body, one.count)
+            found = one.usual = self._frame(one.symbols, one.body, count, found)
+        return found
+
     # -- sets of ways
 
     def _position(self, ways: list[Way]) -> Position:
@@ -141,7 +163,7 @@ class Machine:
             if len(key) > _MOST_WAYS or len(self._positions) >= self._most:
                 raise TooManyStates
             can_end = any(regex.nullable and self._heads(frame)[1] for regex, frame in key)
-            found = self._positions[key] = Position(tuple(key), len(self._positions), can_end=can_end)
+            found = self._positions[key] = Position(tuple(key), can_end=can_end)
         return found
 
     def _step(self, position: Position, byte: int) -> Position | None:

@@ -1,6 +1,6 @@
 """What is known of the positions of one grammar, shared by all its completions: masks, forced text, moves by token.
 
-A `State` stands for a position and all that an engine would say there. Two texts are in one state only where the
+A `State` stands for a position, its `Said` for all that an engine would say there. Two texts share it only where the
 engine provably says the same:
 
 - Where no byte is forced, mask and end depend on the position alone.
@@ -14,15 +14,15 @@ engine provably says the same:
 from __future__ import annotations
 
 import weakref
-from collections import deque
 
 import numpy as np
 
 from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates
 from sglite.grammar.automaton.regex import NotTold, Regex
-from sglite.grammar.automaton.strings import NO_BOUND, PartTable, StringTables
+from sglite.grammar.automaton.state import Inside, InsideSaid, MaskShelf, Said, State
+from sglite.grammar.automaton.strings import NO_BOUND, StringTables
 from sglite.grammar.canonical import ForcedSplits
-from sglite.grammar.matcher import OVER, Bitmask, SharedMask
+from sglite.grammar.matcher import Bitmask, SharedMask
 from sglite.grammar.vocab import Vocab
 
 _LONG_LARK = 65_536  # characters of a grammar that is not read
@@ -32,61 +32,6 @@ _SHELF_BYTES = 256 << 20
 _MOST_FORCED_BYTES = 512
 _MOST_MOVES = 100_000  # of one grammar that are remembered
 _MOST_IN_ALL = 1_000_000  # objects that are remembered of all grammars: about 300 MB
-
-
-class State:
-    """`mask` and, where text is forced, `forced` are None until an engine was asked."""
-
-    __slots__ = ("ahead", "can_stop", "finished", "forced", "inside", "mask", "next", "part", "position", "room")
-
-    def __init__(self, position: Position, *, finished: bool, is_forced: bool) -> None:
-        self.position = position
-        self.next: dict[int, State] = {}  # by token; what was taken before
-        self.can_stop = position.can_end
-        self.finished = finished
-        self.forced: tuple[int, ...] | None = None if is_forced else ()
-        self.ahead: int | None = None if is_forced else OVER if finished else 0  # what a BatchAdvancer says here
-        self.mask: SharedMask | None = None
-        self.inside: Inside | None = None  # a string, and then where in it:
-        self.part = 0
-        self.room = 0
-
-
-class Inside:
-    """The inside of one string: all its places lead to the same continuations."""
-
-    __slots__ = ("closers", "elsewhere", "frame", "loose", "next", "states", "tables", "tail")
-
-    def __init__(self, frame: Frame | None, tail: Regex, tables: list[PartTable]) -> None:
-        self.tables = tables
-        self.frame = frame
-        self.tail = tail  # of the terminal, from the closing quote on
-        self.states: dict[tuple[int, int], State] = {}  # by part and room
-        self.elsewhere: dict[tuple[int, int], Position] = {}  # the same, where text is forced or there is no room
-        self.next: dict[tuple[int, int], State] = {}  # by part and token that closes it
-        self.closers: dict[int, tuple[int, Bitmask] | None] = {}
-        # by part: room and the closing tokens that fit it; None: an engine's mask is not what the tables say
-        self.loose: dict[int, SharedMask] = {}  # by part: the mask with more room than any token needs
-
-
-class MaskShelf:
-    """All masks that are remembered: when they are too many bytes, the oldest are made again when needed."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._bytes = 0
-        self._masks: deque[tuple[State, SharedMask]] = deque()
-
-    def put(self, state: State, words: Bitmask) -> SharedMask:
-        mask = state.mask = SharedMask(words)
-        self._masks.append((state, mask))
-        self._bytes += words.nbytes
-        while self._bytes > self._most and len(self._masks) > 1:
-            owner, old = self._masks.popleft()
-            self._bytes -= old.words.nbytes
-            if owner.mask is old:
-                owner.mask = None
-        return mask
 
 
 class Follower:
@@ -130,20 +75,26 @@ class Automaton:
 
     def __init__(self, lark: str, follower: Follower) -> None:
         """Raises NotRead or TooManyStates for a grammar that cannot be followed."""
-        self.machine = Machine(lark, most_regexes=_MOST_REGEXES, most_positions=_MOST_POSITIONS)
+        self.machine = Machine(
+            lark, most_regexes=_MOST_REGEXES, most_positions=_MOST_POSITIONS, reach=follower.vocab.longest
+        )
         self.full = False  # it has met as many positions as it remembers
         self.vocab = follower.vocab
         self._tokens = follower.vocab.tokens
         self._splits = follower.splits
         self._shelf = follower.shelf
+        self._strings = follower.strings
         self._tables = follower.strings.parts
         self._closed = follower.strings.closed
         self._unit, self._parts = follower.strings.parts_of(self.machine.regexes)
         self._left_of = {part: regex for regex, part in self._parts.items()} | {0: self.machine.regexes.empty}
+        self._forced_parts = {part for part, left in self._left_of.items() if left.first.bit_count() == 1}
         self._by_position: dict[Position, State | None] = {}  # None: text is forced there
         self._by_forced: dict[tuple[object, ...], State] = {}
         self._forced_bytes: dict[Position, bytes] = {}
         self._insides: dict[tuple[Frame | None, Regex], Inside] = {}
+        self._said: dict[object, Said] = {}
+        self._said_inside: dict[tuple[Frame | None, Regex], InsideSaid] = {}
         self.stop_mask = follower.stop_mask
         self._moves = 0  # remembered ones
         self.start = self._state(self.machine.start, -1)
@@ -158,6 +109,8 @@ class Automaton:
         self.machine.forget()
         for known in (self._by_position, self._by_forced, self._forced_bytes, self._insides):
             known.clear()
+        self._said.clear()
+        self._said_inside.clear()
         self._moves = 0
         self.start = self._state(self.machine.start, -1)
 
@@ -182,8 +135,11 @@ class Automaton:
             found = inside.next.get((state.part, token_id))
             if found is not None:
                 return found
-        data = self._tokens[token_id]
-        position = self._follow(state.position, data) if data else None
+            position = self._follow(self._behind(inside), self._strings.behind_quote(state.part, token_id))
+        else:
+            data = self._tokens[token_id]
+            assert state.position is not None
+            position = self._follow(state.position, data) if data else None
         if position is None:
             return None
         found = self._state(position, token_id)
@@ -213,14 +169,25 @@ class Automaton:
             found = self._by_position[position] = self._new_state(position)
         if found is not None:
             return found
-        key = (position, *self._left_context(position, last_token))
+        data = self._forced_at(position)
+        split = self._splits.split(data, last_token)
+        key = (position, *split)
         forced = self._by_forced.get(key)
         if forced is None:
             if len(self._by_forced) >= _MOST_POSITIONS:
                 self.full = True
                 raise TooManyStates
-            forced = self._by_forced[key] = State(position, finished=False, is_forced=True)
+            # The engine looks over all the forced text; where that is not known, only the same position is alike.
+            said = self._said_at((self.machine.usual(position), data, *split)) if data else Said(is_forced=True)
+            forced = self._by_forced[key] = State(position, said)
         return forced
+
+    def _said_at(self, key: tuple[object, ...]) -> Said:
+        """Of a place where text is forced."""
+        said = self._said.get(key)
+        if said is None:
+            said = self._said[key] = Said(is_forced=True)
+        return said
 
     def _new_state(self, position: Position) -> State | None:
         if self.machine.forced_byte(position) is not None:
@@ -228,11 +195,15 @@ class Automaton:
         place = self._place(position)
         if place is not None:
             return self._within(*place, -1)
-        return State(position, finished=self.machine.is_over(position), is_forced=False)
+        finished = self.machine.is_over(position)
+        usual = self.machine.usual(position)
+        said = self._said.get(usual)
+        if said is None:
+            said = self._said[usual] = Said(finished=finished)
+        return State(position, said, finished=finished)
 
-    def _left_context(self, position: Position, last_token: int) -> tuple[int | str, ...]:
-        """What the mask and the forced tokens depend on besides the position: how the forced text splits behind the
-        last token."""
+    def _forced_at(self, position: Position) -> bytes:
+        """The forced text; empty where it is too long to be looked at or takes too long to tell."""
         data = self._forced_bytes.get(position)
         if data is None:
             try:
@@ -240,7 +211,7 @@ class Automaton:
             except NotTold:
                 data = b""
             self._forced_bytes[position] = data
-        return self._splits.split(data, last_token)
+        return data
 
     def _read_forced(self, position: Position) -> bytes:
         data = bytearray()
@@ -273,13 +244,17 @@ class Automaton:
     ) -> tuple[Inside, int, int] | None:
         _, least, most = repeat.parts
         part = self._parts.get(self.machine.regexes.sequence(left)) if left else 0
-        if part is None or least or tail.first != 1 << ord('"'):
+        if part is None or least or tail.first != _QUOTE or tail.nullable:
             return None
         if most is not None and not self._tables[part].counts_all:
             return None
         inside = self._insides.get((frame, tail))
         if inside is None:
-            inside = self._insides[frame, tail] = Inside(frame, tail, self._tables)
+            alike = self.machine.usual_frame(frame), tail
+            said = self._said_inside.get(alike)
+            if said is None:
+                said = self._said_inside[alike] = InsideSaid()
+            inside = self._insides[frame, tail] = Inside(frame, tail, self._tables, said)
         return inside, part, NO_BOUND if most is None else most
 
     def _within(self, inside: Inside, part: int, room: int, last_token: int) -> State:
@@ -290,17 +265,31 @@ class Automaton:
         position = inside.elsewhere.get((part, room))
         if position is not None:
             return self._state(position, last_token)
-        try:
-            position = self._position_within(inside, part, room)
-            if not room or self.machine.forced_byte(position) is not None:
-                inside.elsewhere[part, room] = position
-                return self._state(position, last_token)
-        except TooManyStates as error:
-            self._met(error)
-            raise
-        state = inside.states[part, room] = State(position, finished=False, is_forced=False)
+        position = None
+        # With room, and not within a character that can go on in one way only, at least two bytes may come.
+        if not room or part in self._forced_parts or not inside.tail.alive:
+            try:
+                position = self._position_within(inside, part, room)
+                if not room or self.machine.forced_byte(position) is not None:
+                    inside.elsewhere[part, room] = position
+                    return self._state(position, last_token)
+            except TooManyStates as error:
+                self._met(error)
+                raise
+        said = inside.said.places.get((part, room))
+        if said is None:
+            said = inside.said.places[part, room] = Said()
+        state = inside.states[part, room] = State(position, said)
         state.inside, state.part, state.room = inside, part, room
         return state
+
+    def _behind(self, inside: Inside) -> Position:
+        """Behind its closing quote, whatever the string is."""
+        if inside.behind is None:
+            position = self._follow(self.machine.at(inside.tail, inside.frame), b'"')
+            assert position is not None
+            inside.behind = position
+        return inside.behind
 
     def _position_within(self, inside: Inside, part: int, room: int) -> Position:
         regexes = self.machine.regexes
@@ -311,26 +300,28 @@ class Automaton:
 
     def mask(self, state: State) -> SharedMask | None:
         """None: an engine has to be asked, and what it says be given to `learn`."""
-        if state.mask is not None:
-            return state.mask
+        if state.said.mask is not None:
+            return state.said.mask
         if state.finished:
             return self.stop_mask
-        inside = state.inside
-        closers = None if inside is None else inside.closers.get(state.part)
-        if inside is None or closers is None or closers[0] < state.room:
+        if state.inside is None:
             return None
-        table = self._tables[state.part]
+        said, part = state.inside.said, state.part
+        closers = said.closers.get(part)
+        if closers is None or closers[0] < state.room:
+            return None
+        table = self._tables[part]
         if state.room < table.most:
-            return self._shelf.put(state, (table.stays | closers[1]) & table.within(state.room))
-        loose = inside.loose.get(state.part)
+            return self._shelf.put(state.said, (table.stays | closers[1]) & table.within(state.room))
+        loose = said.loose.get(part)
         if loose is None:
-            loose = inside.loose[state.part] = SharedMask(table.stays | closers[1])
+            loose = said.loose[part] = SharedMask(table.stays | closers[1])
         return loose
 
     def learn(self, state: State, words: Bitmask) -> SharedMask:
         """`words`: an engine's mask in this state; taken over."""
         inside = state.inside
-        if inside is not None and inside.closers.get(state.part, _UNKNOWN) is not None:
+        if inside is not None and inside.said.closers.get(state.part, _UNKNOWN) is not None:
             table = self._tables[state.part]
             closers = words & table.closes
             enough = state.room >= table.most
@@ -338,8 +329,9 @@ class Automaton:
             if not enough:
                 expected &= table.within(state.room)
             agrees = np.array_equal(words, expected)
-            inside.closers[state.part] = (NO_BOUND if enough else state.room, closers) if agrees else None
-        return self._shelf.put(state, words)
+            inside.said.closers[state.part] = (NO_BOUND if enough else state.room, closers) if agrees else None
+        return self._shelf.put(state.said, words)
 
 
 _UNKNOWN = (0, None)
+_QUOTE = 1 << ord('"')

@@ -36,6 +36,15 @@ class StringTables:
         self._data = np.frombuffer(b"".join(tokens), np.uint8)
         self.parts = [self._make(part) for part in range(len(self.prefixes))]
 
+    def behind_quote(self, part: int, token_id: int) -> bytes:
+        """What a token that closes the string, begun at `part`, has behind the quote."""
+        token = self._tokens[token_id]
+        at = 0
+        while part != self.closed:
+            part = int(self._moves[part, token[at]])
+            at += 1
+        return token[at:]
+
     def parts_of(self, regexes: Regexes) -> tuple[Regex, dict[Regex, int]]:
         """(the expression of one character, part by what is left of a character)."""
         unit = regexes.parse(UNIT)

@@ -316,8 +316,8 @@ def test_a_full_shelf_drops_its_oldest_masks() -> None:
         so_far.append(odd_first(rng, ids, compiler.vocab))
         if not followed.accept(so_far[-1:]) or not exact.accept(so_far[-1:]) or followed.finished:
             break
-    kept = [state for state in followed.states if state.mask is not None and state.inside is None]
-    assert len(set(kept)) <= 3
+    kept = {state.said for state in followed.states if state.said.mask is not None and state.inside is None}
+    assert len(kept) <= 3
     compiler.close()
 
 
@@ -333,7 +333,7 @@ def test_an_engine_that_reaches_a_limit_ends_one_row_of_a_batch(compiler: Gramma
     bad._own, bad._behind = Limited(exact.native, compiler.vocab), 0
     for state in (bad.state, good.state):
         assert state is not None
-        state.mask = None
+        state.said.mask = None
     masks, failures = compiler.filler.shared([bad, good])
     assert isinstance(failures.get(0), GrammarViolation)
     assert masks[1] is not None
