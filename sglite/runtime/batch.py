@@ -170,8 +170,10 @@ class Executor(Protocol):
     mask_rows: int  # rows of one bitmask buffer
     overlaps: bool  # the device works while the host goes on (False on the CPU)
     # May also have `shares_prefix_reads: bool` (absent: False): it makes use of Batch.shared_prefixes. And
-    # `kept_mask_rows: int` (absent: 0): places of its memory of masks. And `several_tokens_ready: bool` (absent: True):
-    # steps of many rows with several tokens each are as quick as they get; False: the next ones are slow.
+    # `kept_mask_rows: int` (absent: 0): places of its memory of masks. And
+    # `step_seconds(num_rows, num_tokens) -> float | None` (absent: 0): how long the device takes for a step with one
+    # draw a row, as measured; 0: not measured yet; None: it would be slow, as the device has not prepared for it,
+    # which it does where it is asked again and again.
 
     def forward(self, batch: Batch) -> None:
         """Queue loads, page updates, input preparation and the model up to the logits.

@@ -9,7 +9,8 @@ still on the device:
     fill masks n        while the forward runs
     sample n            queued
 
-The plain loop does the same for one step at a time and gives the same tokens.
+Where it pays to know the tokens of n - 1 before n is scheduled (forced text, drafts: scheduler/jumps.py, drafts.py), it
+is applied first: a turn. The plain loop does the same for one step at a time and gives the same tokens.
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class EngineCore:
             clock=clock,
             log=self._accesses,
         )
+        self._overlap = executor.overlaps if config.overlap is None else config.overlap
+        seconds = getattr(executor, "step_seconds", None)
+        self._jumps = JumpPolicy(overlaps=self._overlap, **({} if seconds is None else {"step_seconds": seconds}))
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
         self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows)
@@ -110,10 +114,7 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
-            jumps=JumpPolicy(
-                overlaps=executor.overlaps if config.overlap is None else config.overlap,
-                ready=lambda: getattr(executor, "several_tokens_ready", True),
-            ),
+            jumps=self._jumps,
             clock=clock,
         )
         self._intake = Intake(
@@ -129,7 +130,6 @@ class EngineCore:
         self._num_compiling = 0
         self._deadlines: dict[str, float] = {}
         self._queued: tuple[Step, PendingStep] | None = None  # the step on the device, when overlapped
-        self._overlap = executor.overlaps if config.overlap is None else config.overlap
         self._failed_in_a_row = 0
         self._counted = 0.0  # time.perf_counter() up to which metrics.step_s counts
         self._waker: Callable[[], None] = _nobody
@@ -233,13 +233,16 @@ class EngineCore:
         now = self._clock()
         steps, self._counted = self.metrics.steps, time.perf_counter()
         self._take_in(now)
-        if self._overlap and not self._scheduler.wants_turn():
-            self._overlapped_step(now)
-        else:
-            self._apply_queued(None)
+        gap = self._gap_work()
+        if not self._overlap:
             self._plain_step(now)
+        else:
+            if self._scheduler.wants_turn() or self._jumps.wants_turn(len(self._scheduler.running)):
+                self._apply_queued(None)
+            self._overlapped_step(now)
         if self.metrics.steps > steps:
             self._count_time()
+            self._jumps.took(self._gap_work() - gap)
         self._forget_jobs()
         self._measure()
         return self._outputs.take()
@@ -320,6 +323,11 @@ class EngineCore:
         result = pending.wait()
         self.metrics.wait_s += time.perf_counter() - began
         return result
+
+    def _gap_work(self) -> float:
+        """Seconds, ever, of what has to happen between a result and the next launch where these do not overlap."""
+        metrics = self.metrics
+        return metrics.apply_s + metrics.schedule_s + metrics.forward_s
 
     def _count_time(self) -> None:
         """The turn so far belongs to its step."""

@@ -48,8 +48,9 @@ from sglite.runtime.async_engine.arguments import (
     split_truncate,
 )
 from sglite.runtime.async_engine.checks import checked_fields, checked_grammar, checked_seconds, checked_text
-from sglite.runtime.async_engine.delivery import Item, Sink, ThreadSink
+from sglite.runtime.async_engine.delivery import Item, LoopSink, Sink, ThreadSink
 from sglite.runtime.async_engine.front import Front
+from sglite.runtime.async_engine.outbox import Outbox
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.threads import limit_spinning
 from sglite.runtime.stop import compile_stop_regex
@@ -122,6 +123,7 @@ class Engine:
         self.facts = facts
         self._front = front
         self._back = back
+        self._outbox = Outbox(back.send)
         self._pid = os.getpid()
         self._prefix = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
@@ -250,7 +252,7 @@ class Engine:
 
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         sink = self._front.mailboxes.sink()
-        self._submit(request, sink)
+        self._post(request, sink)
         try:
             left = request.sampling_params.n
             while left:
@@ -263,7 +265,7 @@ class Engine:
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         sink = self._front.mailboxes.sink()
-        self._submit(request, sink)
+        self._post(request, sink)
         try:
             output = _checked(await sink.get())
         finally:
@@ -283,7 +285,7 @@ class Engine:
         request_id = self.new_request_id()
         sink = self._front.mailboxes.sink()
         self._front.router.register(request_id, sink)
-        self._back.send([m.WarmPrefix(request_id, ids, namespace, lease_s)])
+        self._outbox.send([m.WarmPrefix(request_id, ids, namespace, lease_s)])
         try:
             output = _checked(await sink.get())
         finally:
@@ -296,13 +298,13 @@ class Engine:
 
     def abort_nowait(self, request_id: str) -> None:
         """End a request; whoever waits for it gets RequestAborted. A no-op for unknown and finished ids."""
-        self._back.send([m.Abort(checked_text(request_id, "request_id"))])
+        self._outbox.send([m.Abort(checked_text(request_id, "request_id"))])
 
     async def release(self, request_id: str) -> None:
-        self._back.send([m.Release(checked_text(request_id, "request_id"))])
+        self._outbox.post([m.Release(checked_text(request_id, "request_id"))])
 
     async def end_program(self, program_id: str) -> None:
-        self._back.send([m.EndProgram(checked_text(program_id, "program_id"))])
+        self._outbox.post([m.EndProgram(checked_text(program_id, "program_id"))])
 
     async def flush_cache(self) -> bool:
         return bool(await asyncio.wrap_future(self._call(m.FlushCache)))
@@ -339,10 +341,18 @@ class Engine:
     def _call(self, make: Callable[[int], m.Command]) -> Future[Any]:
         self._check_process()
         number, future = self._front.new_call()
-        self._back.send([make(number)])
+        self._outbox.send([make(number)])
         return future
 
-    def _submit(self, request: GenerateRequest | ScoreRequest, sink: Any) -> None:
+    def _submit(self, request: GenerateRequest | ScoreRequest, sink: ThreadSink) -> None:
+        """For a thread that blocks until the answer is there."""
+        self._outbox.send([self._registered(request, sink)])
+
+    def _post(self, request: GenerateRequest | ScoreRequest, sink: LoopSink) -> None:
+        """For a coroutine: together with what others of its event loop ask now."""
+        self._outbox.post([self._registered(request, sink)])
+
+    def _registered(self, request: GenerateRequest | ScoreRequest, sink: Sink) -> m.Command:
         self._check_process()
         request = self._tokenised(request)
         if isinstance(request, GenerateRequest):
@@ -350,7 +360,7 @@ class Engine:
                 compile_stop_regex(pattern)  # refused here, before it costs the loop time
         completions = request.sampling_params.n if isinstance(request, GenerateRequest) else 1
         self._front.router.register(request.request_id, sink, completions=completions)
-        self._back.send([m.Generate(request) if isinstance(request, GenerateRequest) else m.Score(request)])
+        return m.Generate(request) if isinstance(request, GenerateRequest) else m.Score(request)
 
     def _check_process(self) -> None:
         """A forked child has no step loop: it would wait for ever."""
@@ -360,7 +370,7 @@ class Engine:
     def _drop(self, request_id: str, sink: Sink) -> None:
         """Nobody reads it any more: abort it if it still runs."""
         if self._front.router.forget(request_id, sink):
-            self._back.send([m.Abort(request_id)])
+            self._outbox.send([m.Abort(request_id)])
 
     def _tokenised(self, request: Any) -> Any:
         """Text becomes ids and values are checked here, on the caller's thread and not on the loop's."""
@@ -431,7 +441,7 @@ class Engine:
             gathered = _Gathered([request], on_error)
             sink = self._front.mailboxes.sink()
             try:
-                self._submit(request, sink)
+                self._post(request, sink)
             except InvalidRequest as error:
                 gathered.take(_refused(request, error, on_error))
             try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -121,6 +121,42 @@ class AttentionBackend(Protocol):
         cos of the head_dim / 2 angles, then sin), write k and v of all new tokens into the batch's slots, then causal
         attention of each row over its positions 0 .. own. Returns [T, num_heads * head_dim]. May overwrite qkv.
         """
+        ...
+
+
+@runtime_checkable
+class SelectiveAttention(Protocol):
+    """An AttentionBackend that can leave out queries nobody reads the output of: in the last layer, all but those of
+    the tokens in batch.logits_index (L of them)."""
+
+    def leaves_out(self, batch: ForwardBatch) -> bool:
+        """Whether that pays in this step. Then `append` and `attend_selected` are called instead of `attend`."""
+        ...
+
+    def keys_values(self, weight: PackedWeight) -> PackedWeight:
+        """The part of a q, k, v projection that gives keys and values, in the same memory."""
+        ...
+
+    def append(
+        self,
+        layer: int,
+        keys_values: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> None:
+        """keys_values: [T, 2 * num_kv_heads * head_dim]. The part of `attend` that fills the cache."""
+        ...
+
+    def attend_selected(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        """qkv: [L, (num_heads + 2 * num_kv_heads) * head_dim] -> [L, num_heads * head_dim]."""
         ...
 
 
@@ -321,6 +357,14 @@ class Device(Protocol):
 
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
         """Queue copies to the host behind the work queued so far."""
+        ...
+
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        """See Executor."""
+        ...
+
+    def between_steps(self) -> None:
+        """A step has been queued: time for a little of what later steps would have to wait for."""
         ...
 
     def rest(self) -> None:

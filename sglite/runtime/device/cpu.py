@@ -203,6 +203,13 @@ class CpuDevice:
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> ReadyCopy:
         return ReadyCopy({name: np.asarray(tensor) for name, tensor in tensors.items()})
 
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        """Not measured: a step waits for nothing here."""
+        return 0.0
+
+    def between_steps(self) -> None:
+        """There is nothing to prepare."""
+
     def rest(self) -> None:
         """There is nothing that it would have to load later."""
 

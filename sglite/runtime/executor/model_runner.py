@@ -110,11 +110,12 @@ class ModelRunner:
             copies = {"tokens": tokens, "num_accepted": output.num_accepted, "status": output.status}
         copies |= scores.compute(logits, tokens, inputs.masks if (batch.mask_slots >= 0).any() else None)
         drawn = DrawnRows(len(batch.rows), np.flatnonzero(batch.samples), plan)
-        return QueuedStep(self._device.to_host(copies), drawn, scores)
+        queued = QueuedStep(self._device.to_host(copies), drawn, scores)
+        self._device.between_steps()
+        return queued
 
-    @property
-    def several_tokens_ready(self) -> bool:
-        return getattr(self._device, "several_tokens_ready", True)
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        return self._device.step_seconds(num_rows, num_tokens)
 
     def rest(self) -> None:
         self._device.rest()

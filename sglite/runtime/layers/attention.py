@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglite.runtime.device.base import ForwardBatch, Norm
+from sglite.runtime.device.base import ForwardBatch, Norm, SelectiveAttention
 from sglite.runtime.layers.context import LayerContext
 from sglite.runtime.layers.weights import Linear, Loaders, RmsNorm
 
@@ -29,6 +29,7 @@ class Attention:
         self._layer = layer
         self._context = context
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self._q_size = q_size
         self._norm = RmsNorm(hidden_size, eps, context)
         self._qkv = Linear(hidden_size, (q_size, kv_size, kv_size), bias=qkv_bias, context=context)
         self._out = Linear(q_size, (hidden_size,), bias=out_bias, context=context)
@@ -51,10 +52,30 @@ class Attention:
         """The residual stream before the block -> after it  # [T, hidden], only tokens `selected`  # int[L]  of it."""
         ops, backend = self._context.ops, self._context.attention
         assert backend is not None, "the KV cache was not made yet"
+        if selected is not None and isinstance(backend, SelectiveAttention) and backend.leaves_out(batch):
+            return self._few_queries(backend, x, batch, cos_sin, selected)
         qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
         attended = backend.attend(self._layer, qkv, self._norms(), cos_sin, batch)
         if selected is not None:
             attended, x = attended.index_select(0, selected), x.index_select(0, selected)
+        return ops.linear_add(attended, self._out.packed, self._out.bias, x)
+
+    def _few_queries(
+        self,
+        backend: SelectiveAttention,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: torch.Tensor,
+        selected: torch.Tensor,
+    ) -> torch.Tensor:
+        """The same with keys and values of all tokens and the queries of those `selected` alone."""
+        ops, norms = self._context.ops, self._norms()
+        weight = backend.keys_values(self._qkv.packed)
+        bias = None if self._qkv.bias is None else self._qkv.bias[self._q_size :]
+        backend.append(self._layer, ops.norm_linear(x, self._norm.value, weight, bias), norms, cos_sin, batch)
+        x = x.index_select(0, selected)
+        qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
+        attended = backend.attend_selected(self._layer, qkv, norms, cos_sin, batch)
         return ops.linear_add(attended, self._out.packed, self._out.bias, x)
 
     def _norms(self) -> tuple[Norm, Norm] | None:

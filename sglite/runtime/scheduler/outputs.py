@@ -148,6 +148,7 @@ class OutputProcessor:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
         drawing = self._table.in_flight[step.batch.rows] > 1  # the next draw is under way
         saved: dict[int, int] = {}
+        self._jumps.drew(len(indices), sum(ahead > 0 for ahead in verdicts))
         for i, request, ahead in zip(indices, requests, verdicts, strict=True):
             if not ahead:
                 continue

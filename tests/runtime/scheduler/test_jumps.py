@@ -1,6 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from sglite.runtime.scheduler.jumps import JumpPolicy
+from tests.fakes.executor import ScriptedExecutor
+from tests.fakes.matcher import choice
+from tests.runtime.harness import Harness
+
+
+def measured(times: dict[int, float | None]) -> Callable[[int, int], float | None]:
+    """Seconds by the step's tokens."""
+    return lambda num_rows, num_tokens: times[num_tokens]
 
 
 def test_a_few_rows_jump_whenever_a_step_is_saved() -> None:
@@ -10,19 +22,87 @@ def test_a_few_rows_jump_whenever_a_step_is_saved() -> None:
     assert not policy.pays({}, 1)
 
 
-def test_in_a_batch_the_steps_saved_must_outweigh_a_dearer_step() -> None:
+def test_without_measurements_the_steps_saved_must_outweigh_an_eighth() -> None:
     policy = JumpPolicy(overlaps=True)
     assert not policy.pays({0: 3}, 32)
     assert policy.pays({0: 3, 5: 1}, 32)
 
 
-def test_many_rows_save_nothing_where_the_device_computes_all_the_time() -> None:
-    saved = dict.fromkeys(range(200), 5)
-    assert not JumpPolicy(overlaps=True).pays(saved, 256)
-    assert JumpPolicy(overlaps=False).pays(saved, 256)
+def test_a_step_that_costs_what_it_reads_is_worth_every_forced_token() -> None:
+    policy = JumpPolicy(overlaps=True, step_seconds=measured({32: 0.0052, 33: 0.0053, 48: 0.0053}))
+    assert policy.pays({0: 1}, 32)
+    assert policy.pays(dict.fromkeys(range(8), 2), 32)
 
 
-def test_rows_wait_for_no_preparation_of_the_device_but_a_single_stream_may() -> None:
-    policy = JumpPolicy(overlaps=True, ready=lambda: False)
-    assert policy.pays({0: 2}, 1)
-    assert not policy.pays(dict.fromkeys(range(16), 5), 16)
+def test_a_step_whose_time_grows_with_its_tokens_is_worth_none() -> None:
+    policy = JumpPolicy(overlaps=True, step_seconds=measured({256: 0.010, 320: 0.013}))
+    assert not policy.pays(dict.fromkeys(range(32), 2), 256)
+    assert JumpPolicy(overlaps=False).pays(dict.fromkeys(range(32), 2), 256)
+
+
+def test_rows_draw_their_forced_text_until_the_device_is_ready() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def seconds(num_rows: int, num_tokens: int) -> float | None:
+        asked.append((num_rows, num_tokens))
+        return None
+
+    assert not JumpPolicy(overlaps=True, step_seconds=seconds).pays({0: 2, 3: 5}, 16)
+    assert asked[0] == (16, 23)
+
+
+def policy_after(share: float, gap: float, *, seconds: float, overlaps: bool = True) -> JumpPolicy:
+    policy = JumpPolicy(overlaps=overlaps, step_seconds=lambda num_rows, num_tokens: seconds)
+    for _ in range(200):
+        policy.drew(100, round(100 * share))
+        policy.took(gap)
+    return policy
+
+
+def test_turns_pay_where_runs_are_frequent_and_steps_are_long() -> None:
+    assert policy_after(0.25, 0.0004, seconds=0.004).wants_turn(1)
+    assert not policy_after(0.25, 0.0004, seconds=0.0007).wants_turn(1)  # the host's time is worth more than the steps
+    assert not policy_after(0.05, 0.0004, seconds=0.004).wants_turn(1)
+    assert not policy_after(0.25, 0.0004, seconds=0.004).wants_turn(0)
+
+
+def test_no_turn_where_nothing_overlaps_or_nothing_is_measured() -> None:
+    assert not policy_after(0.25, 0.0004, seconds=0.004, overlaps=False).wants_turn(1)
+    assert not policy_after(0.25, 0.0004, seconds=0.0).wants_turn(1)
+    assert not JumpPolicy(overlaps=True, step_seconds=lambda *_: 0.004).wants_turn(1)
+
+
+def test_one_slow_step_does_not_stop_turns() -> None:
+    policy = policy_after(0.25, 0.0004, seconds=0.004)
+    policy.took(0.5)
+    assert policy.wants_turn(1)
+
+
+class TimedExecutor(ScriptedExecutor):
+    """Its steps take `seconds`, it says."""
+
+    seconds = 0.004
+
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        return self.seconds
+
+
+RUNS = [f'{{"first_key":{a},"second_key":{b},"third_key":{c}}}' for a in "ab" for b in "ab" for c in "ab"]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_turns_change_no_text_and_take_fewer_steps(rows: int) -> None:
+    """Long steps beside a host that is quick: the engine takes turns, and each run costs its row no step."""
+    found: dict[float, list[tuple[int, ...]]] = {}
+    steps: dict[float, int] = {}
+    for seconds in (0.0, 10.0):  # nothing is known of steps; they are worth any turn
+        executor = TimedExecutor(overlaps=True)
+        executor.seconds = seconds
+        harness = Harness(executor=executor, overlap=True)
+        for i in range(20):
+            ids = [harness.add(f"{i} {j}", grammar=choice(*RUNS)) for j in range(rows)]
+            harness.run()
+            found.setdefault(seconds, []).extend(tuple(harness.output(r).token_ids) for r in ids)
+        steps[seconds] = harness.core.metrics.steps
+    assert found[0.0] == found[10.0]
+    assert steps[10.0] < steps[0.0]

@@ -13,12 +13,13 @@ import torch
 import triton
 
 from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
-from sglite.runtime.device.cuda.inputs import CudaForwardBatch
+from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
 from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.device.cuda.tree import TreeAttention
 
 _MAX_SPLITS = 64
+_FEW_QUERIES = 8  # new tokens of a large step for each whose output is read, from which the others are left out
 
 
 def choose_splits(tokens: int, kv_heads: int, longest: int) -> int:
@@ -77,7 +78,45 @@ class CudaAttention:
             return self.tree.attend(layer, q, batch)
         if not batch.key.decode:
             self._append(layer, qkv, norms, cos_sin, batch, None, None)
-        return self._attend_small(layer, qkv, norms, cos_sin, batch)
+        key = batch.key
+        return self._attend_tokens(
+            layer, qkv, norms, cos_sin, batch, batch.rows, batch.starts, splits=key.splits, append=key.decode
+        )
+
+    def leaves_out(self, batch: ForwardBatch) -> bool:
+        """See SelectiveAttention: steps whose prompts are long."""
+        assert isinstance(batch, CudaForwardBatch)
+        wanted = len(batch.batch.mask_slots)
+        return batch.key is None and wanted <= MAX_SMALL and _FEW_QUERIES * wanted <= batch.batch.num_tokens
+
+    def keys_values(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight[self._shape.num_heads * self._shape.head_dim :]
+
+    def append(
+        self,
+        layer: int,
+        keys_values: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> None:
+        assert isinstance(batch, CudaForwardBatch)
+        self._append(layer, keys_values, norms, cos_sin, batch, None, None, query_heads=0)
+
+    def attend_selected(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        norms: tuple[Norm, Norm] | None,
+        cos_sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> torch.Tensor:
+        assert isinstance(batch, CudaForwardBatch)
+        rows = batch.token_rows.index_select(0, batch.logits_index)
+        positions = batch.positions.index_select(0, batch.logits_index)
+        longest = int((batch.batch.starts + batch.batch.num_new).max())
+        splits = choose_splits(max(1, len(rows)), self._shape.num_kv_heads, longest)
+        return self._attend_tokens(layer, qkv, norms, cos_sin, batch, rows, positions, splits=splits, append=False)
 
     def _attend_large(
         self,
@@ -106,8 +145,11 @@ class CudaAttention:
         batch: CudaForwardBatch,
         q: torch.Tensor | None,
         k: torch.Tensor | None,
+        *,
+        query_heads: int | None = None,
     ) -> None:
-        """`q`, `k`: where the rotated queries and, beside their slots, the rotated keys go."""
+        """`q`, `k`: where the rotated queries and, beside their slots, the rotated keys go. `query_heads`: those that
+        qkv has before the keys' (default: the model's)."""
         shape, tokens = self._shape, qkv.shape[0]
         block = 16 if tokens > 64 else 2
         heads = 2 * shape.num_kv_heads + (0 if q is None else shape.num_heads)
@@ -116,32 +158,40 @@ class CudaAttention:
             qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
             batch.positions, batch.slots, qkv if q is None else q, qkv if k is None else k, self._cache.k[layer],
             self._cache.v[layer], tokens, 0.0 if q_norm is None else q_norm.eps,
-            HQ=shape.num_heads, HKV=shape.num_kv_heads, D=shape.head_dim, BLOCK_T=block, QK_NORM=norms is not None,
-            QUERIES=q is not None, KEYS=k is not None, PDL=self._pdl, launch_pdl=self._pdl,
+            HQ=shape.num_heads if query_heads is None else query_heads, HKV=shape.num_kv_heads, D=shape.head_dim,
+            BLOCK_T=block, QK_NORM=norms is not None, QUERIES=q is not None, KEYS=k is not None, PDL=self._pdl,
+            launch_pdl=self._pdl,
         )  # fmt: skip
 
-    def _attend_small(
+    def _attend_tokens(
         self,
         layer: int,
         qkv: torch.Tensor,
         norms: tuple[Norm, Norm] | None,
         cos_sin: torch.Tensor,
         batch: CudaForwardBatch,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        splits: int,
+        append: bool,
     ) -> torch.Tensor:
-        shape, tokens, key = self._shape, qkv.shape[0], batch.key
-        assert key is not None
-        block, stages, warps = _tile(tokens * shape.num_kv_heads, key.splits)
+        """Each token by itself, the lengths read on the device. rows, positions: int32[N] of the tokens of qkv."""
+        shape, tokens = self._shape, qkv.shape[0]
         out = qkv.new_empty(tokens, shape.num_heads * shape.head_dim)
+        if not tokens:
+            return out
+        block, stages, warps = _tile(tokens * shape.num_kv_heads, splits)
         q_norm, k_norm = norms or (None, None)
         group = shape.num_heads // shape.num_kv_heads
-        decode_attention_kernel[(tokens, key.splits, shape.num_kv_heads)](
+        decode_attention_kernel[(tokens, splits, shape.num_kv_heads)](
             qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
-            self._cache.k[layer], self._cache.v[layer], batch.page_table, batch.rows, batch.starts, batch.slots, out,
+            self._cache.k[layer], self._cache.v[layer], batch.page_table, rows, positions, batch.slots, out,
             self._part, self._stat, self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
             shape.scale * math.log2(math.e),
             HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
-            BLOCK_T=block, SPLITS=key.splits, PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None,
-            APPEND=key.decode, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
+            BLOCK_T=block, SPLITS=splits, PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None,
+            APPEND=append, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
         return out
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -52,6 +53,8 @@ from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOp
 from sglite.runtime.device.cuda.ops import CudaOps
 from sglite.runtime.device.cuda.sampler import CudaSamplerOps
 from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskCopies, PlanCopies
+from sglite.runtime.device.cuda.tree_plan import TreeKey
+from sglite.runtime.device.cuda.wanted import Wanted
 from sglite.runtime.device.inputs import HostInputs, host_inputs
 from sglite.runtime.device.torch_attention import TorchAttention
 
@@ -101,6 +104,9 @@ class CudaDevice:
         self._rested = False
         self._forward: ForwardGraphs | None = None
         self._ahead: list[GraphKey] | None = None  # captured while nobody asks
+        self._wanted: Wanted[GraphKey] = Wanted(time.perf_counter)
+        self._longest = 0  # cached tokens of a row of the last small step
+        self._tree: TreeKey | None = None  # of that step
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -171,12 +177,20 @@ class CudaDevice:
             read = int(cached.sum(dtype=np.int64))
             if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + 65536:
                 return None
+        self._longest, self._tree = int(cached.max()), tree
+        return self._key(tokens, wanted, decode=decode, tree=tree)
+
+    def _key(self, tokens: int, wanted: int, *, decode: bool, tree: TreeKey | None) -> GraphKey:
+        """The graph for so many tokens and logits, with rows as long as those of the last step."""
+        assert self._shape is not None
         size = padded(tokens, coarse=not decode)
-        logits = 0 if wanted == tokens else max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
-        if invariant:
+        if wanted == tokens and (decode or size > _FEW_LOGITS):
+            logits = 0
+        else:
+            logits = max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
+        if isinstance(self._attention, InvariantAttention):
             return GraphKey(size, logits, False, 1)
-        splits = choose_splits(size, self._shape.num_kv_heads, int(cached.max()))
-        return GraphKey(size, logits, decode, splits, tree)
+        return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, self._longest), tree)
 
     def prepare_sample(
         self,
@@ -210,9 +224,28 @@ class CudaDevice:
         self._masks.used(copies.event)
         return copies
 
-    @property
-    def several_tokens_ready(self) -> bool:
-        return not self._capture or self._ahead == []
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        """See Executor. A step of one token a row has its graph soon, whatever it takes; of several tokens there are
+        many sizes, which are captured between steps when they were asked for."""
+        if self._attention is None or self._forward is None or not self._capture:
+            return 0.0
+        if num_tokens > MAX_SMALL:
+            return None
+        decode = num_tokens == num_rows
+        key = self._key(num_tokens, num_rows, decode=decode, tree=None)
+        if not decode and self._tree is not None:  # too many kinds to tell which it will be: captured by the step
+            return (self._forward.seconds(key) or 0.0) if self._wanted.may_capture else None
+        if not decode and not self._forward.has(key):
+            self._wanted.ask(key)
+            return None
+        return self._forward.seconds(key) or 0.0
+
+    def between_steps(self) -> None:
+        key = self._wanted.take(idle=False)
+        if key is not None:
+            began = time.perf_counter()
+            self._capture_ahead(key)
+            self._wanted.spend(time.perf_counter() - began)
 
     def rest(self) -> None:
         """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds.
@@ -224,16 +257,19 @@ class CudaDevice:
         self._rested = True
 
     def _capture_one_ahead(self) -> None:
-        attention, shape, tables = self._attention, self._shape, self._tables
-        if not isinstance(attention, CudaAttention) or shape is None or tables is None or self._forward is None:
-            return
-        if not self._capture:
+        if self._shape is None or self._tables is None or not isinstance(self._attention, CudaAttention):
             return
         if self._ahead is None:
-            self._ahead = keys_ahead(shape.num_kv_heads)
-        if not self._ahead:
+            self._ahead = keys_ahead(self._shape.num_kv_heads)
+        key = self._wanted.take(idle=True) or (self._ahead.pop(0) if self._ahead else None)
+        if key is not None:
+            self._capture_ahead(key)
+
+    def _capture_ahead(self, key: GraphKey) -> None:
+        """Make the graph of a size from a step of nothing but padding."""
+        tables = self._tables
+        if not self._capture or self._forward is None or tables is None:
             return
-        key = self._ahead.pop(0)
         with torch.inference_mode():
             step = self._small.get((key.tokens, key.logits))
             if step is None:

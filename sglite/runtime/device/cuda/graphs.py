@@ -15,6 +15,7 @@ import torch
 
 from sglite.runtime.device.base import ForwardBatch, ForwardFn, SampleBatch, SampleFn, SampleOutput
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
+from sglite.runtime.device.cuda.step_times import StepTimes
 
 _MOST_SAMPLES = 2048  # graphs of draws that are kept
 Result = TypeVar("Result")
@@ -62,6 +63,14 @@ class ForwardGraphs:
         self._capture = capture
         self._graphs: dict[GraphKey, Captured[torch.Tensor]] = {}
         self._seen: set[GraphKey] = set()
+        self._times = StepTimes(lambda: torch.cuda.Event(enable_timing=True))
+
+    def has(self, key: GraphKey) -> bool:
+        return key in self._graphs
+
+    def seconds(self, key: GraphKey) -> float | None:
+        """What steps of that size take on the device, whatever the length of their rows; None: not measured yet."""
+        return self._times.seconds((key.decode, key.tokens))
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
@@ -70,7 +79,7 @@ class ForwardGraphs:
             return self._forward(batch)
         found = self._graphs.get(key)
         if found is not None:
-            found.graph.replay()
+            self._times.run((key.decode, key.tokens), found.graph.replay)
             return found.result[: batch.num_logits]
         logits = self._run(batch)
         if self._capture:

@@ -53,9 +53,17 @@ class GraphKey:
 class CudaForwardBatch(ForwardBatch):
     """`key` None: a large step, not padded, `rows` and `num_new` are there. Else rows are tokens."""
 
+    token_rows: torch.Tensor  # int32[T]: of the page table
     key: GraphKey | None = None
     page_size: int = 1
     num_logits: int = 0
+
+    @property
+    def selected(self) -> torch.Tensor | None:
+        """A graph looks logits up, or does not, for every step that it serves."""
+        if self.key is None:
+            return None if len(self.batch.mask_slots) == self.batch.num_tokens else self.logits_index
+        return self.logits_index if self.key.logits else None
 
 
 class Sections:
@@ -151,6 +159,7 @@ def small_batch(
         slots=views["slots"],
         page_table=tables.page_table,
         rows=views["token_rows"],
+        token_rows=views["token_rows"],
         starts=views["positions"],
         num_new=views["counts"],
         logits_index=views["logits_index"],
@@ -195,6 +204,7 @@ def send_large(batch: Batch, inputs: HostInputs, tables: RowTables) -> CudaForwa
         slots=views["slots"],
         page_table=tables.page_table,
         rows=views["rows"],
+        token_rows=views["token_rows"],
         starts=views["starts"],
         num_new=views["num_new"],
         logits_index=views["logits_index"],
