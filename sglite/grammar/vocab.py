@@ -257,6 +257,16 @@ class Vocab:
         return self._set_of(re.compile(rb'.*".*(?:[,\]}]|".*")', re.DOTALL))
 
     @cached_property
+    def numeric_outside(self) -> TokenSet:
+        """Tokens that can end a value or hold some of a number where they begin outside of a string."""
+        return self._set_of(re.compile(rb'.*(?:[-+.0-9eE,\]}]|".*")', re.DOTALL))
+
+    @cached_property
+    def numeric_in_string(self) -> TokenSet:
+        """Tokens that can end a string and more, or hold some of a number after it, where they begin within it."""
+        return self._set_of(re.compile(rb'.*".*(?:[-0-9,\]}]|".*")', re.DOTALL))
+
+    @cached_property
     def _first_byte(self) -> np.ndarray:
         """int16[size]: by id, -1 for what is no text."""
         return np.array([text[0] if text else -1 for text in self.tokens], dtype=np.int16)

@@ -5,6 +5,8 @@ What each token does to the tracker is known when it is accepted; a mask then lo
     in a key or item that began like an earlier one     the tokens that would end it as that one
     anywhere                                            the few tokens that hold a whole key, or the end of an item and
                                                         more, where trying them shows that they break a rule
+    in a number that has a rule                         the tokens after which no number of the rule begins so, or that
+                                                        end it as another one
 
 Where keys or items can run out, a part that ended may leave some beginnings without a new way to go on. They are found
 then, by walking back from its end for as long as every next byte is such a beginning, and are forbidden like the part
@@ -54,6 +56,8 @@ class WithResidual:
 
     def accept(self, token_ids: Sequence[int]) -> int:
         for done, token_id in enumerate(token_ids):
+            if token_id in self._vocab.stop_ids and not self._may_end:
+                return done
             if self.below.accept((token_id,)) == 0:
                 return done
             if not self._follow(token_id):
@@ -102,10 +106,19 @@ class WithResidual:
         if suspects:
             tokens = self._vocab.tokens
             wrong += [i for i in suspects.in_row(row) if self._tracker.step(state, self._text, tokens[i]) is None]
+        if not self._may_end:
+            wrong += self._vocab.stop_ids
         if wrong:
             bitmask.clear(row, wrong)
             if not row.any():
                 raise GrammarViolation(_NOTHING_LEFT)
+
+    @property
+    def _may_end(self) -> bool:
+        """No rule is against an end of the text here."""
+        state = self._states[-1]
+        ends_number = self._tracker.follows_numbers and state.mode == SCALAR and state.frame.parent is None
+        return not ends_number or self._tracker.end_scalar(state, self._text) is not None
 
     @property
     def is_transparent(self) -> bool:
@@ -130,7 +143,7 @@ class WithResidual:
 
     @property
     def can_stop(self) -> bool:
-        return self.below.can_stop
+        return self.below.can_stop and self._may_end
 
     @property
     def finished(self) -> bool:
@@ -167,6 +180,8 @@ class WithResidual:
     def _suspects(self, state: State) -> TokenSet:
         """The tokens that can break a rule somewhere within, if any can."""
         vocab = self._vocab
+        if self._tracker.follows_numbers:
+            return vocab.numeric_in_string if state.in_string else vocab.numeric_outside
         if self._tracker.follows_values:
             return vocab.closers_in_string if state.in_string else vocab.closers_outside
         if state.in_string:

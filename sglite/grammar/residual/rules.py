@@ -1,4 +1,4 @@
-"""Rules about a whole object or array that no grammar holds: keys never twice, items never twice.
+"""Rules that no grammar holds: keys never twice, items never twice, numbers with divisors that are too large.
 
 They are found by the schema front end, travel between processes as plain values, and are kept by `WithResidual`.
 """
@@ -6,6 +6,8 @@ They are found by the schema front end, travel between processes as plain values
 from __future__ import annotations
 
 import msgspec
+
+from sglite.grammar.residual.numbers import NumberRule
 
 NOTHING = -1  # the shape of values below which no array is ruled
 
@@ -19,6 +21,7 @@ class Shape(msgspec.Struct, frozen=True):
     rest: int = NOTHING  # of the further ones
     named: dict[str, int] = {}  # by a key's spelling between its quotes
     other: int = NOTHING  # of any other key
+    numbers: tuple[NumberRule, ...] = ()  # a number here satisfies one of them; (): any number will do
 
 
 class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,16 @@ class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.keys_run_out) or any(shape.runs_out for shape in self.shapes)
 
     @property
+    def number_bytes(self) -> int:
+        """What the numbers of one object may take beyond what the grammar tells; 0 where it tells all."""
+        longest = max((rule.longest for shape in self.shapes for rule in shape.numbers), default=0)
+        places = {i for i, shape in enumerate(self.shapes) if shape.numbers}
+        most = max((sum(n in places for n in shape.named.values()) for shape in self.shapes), default=0)
+        return longest * max(1, most)
+
+    @property
     def decides(self) -> str:
         """A keyword of the schema that holds through these rules alone; "" where they only keep keys apart."""
-        return "uniqueItems" if self.shapes else "minProperties" if self.keys_are_counted else ""
+        if any(shape.unique for shape in self.shapes):
+            return "uniqueItems"
+        return "multipleOf" if self.shapes else "minProperties" if self.keys_are_counted else ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
+from sglite.grammar.residual.numbers import Numbers
 from sglite.grammar.residual.rules import NOTHING, ResidualRules, Shape
 from sglite.grammar.schema.pattern_text import matcher
 from sglite.grammar.schema.values import identity, parse_json
@@ -20,6 +21,8 @@ OUTSIDE, KEY, STRING, SCALAR = range(4)
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
+_IN_NUMBER = frozenset(b"-+.0123456789eE")
+_BEGINS_NUMBER = frozenset(b"-0123456789")
 _PLAIN = Shape()
 _MATCH_SECONDS = 0.001  # a pattern may backtrack without end, and others wait
 
@@ -107,6 +110,8 @@ class Tracker:
         self.rules = rules
         self.runs_out = rules.runs_out
         self.follows_values = bool(rules.shapes) or self.runs_out  # not only keys
+        self._numbers = {i: Numbers(shape.numbers) for i, shape in enumerate(rules.shapes) if shape.numbers}
+        self.follows_numbers = bool(self._numbers)
 
     def start(self) -> State:
         shape = Shape(rest=0) if self.rules.shapes else _PLAIN
@@ -120,6 +125,8 @@ class Tracker:
                 return None
         if self.runs_out and walk.is_dead(len(data)):
             return None
+        if self.follows_numbers and not walk.number_is_alive(len(data)):
+            return None
         return Step(walk.state(), walk.went_on)
 
     def end_scalar(self, state: State, text: bytes | bytearray) -> State | None:
@@ -130,7 +137,7 @@ class Tracker:
         walk = _Walk(self, state, text, b"")
         walk.mode = OUTSIDE
         try:
-            return walk.state() if walk.value_ended(0) else None
+            return walk.state() if walk.scalar_ended(0) else None
         except InvalidGrammar:  # half a word or number
             return None
 
@@ -138,6 +145,10 @@ class Tracker:
         """Errs on the side of True: only a look at what may follow hangs on it."""
         patterns = self.rules.keys_run_out
         return bool(patterns) and any(_may_match(pattern, json.loads(b'"' + key + b'"')) for pattern in patterns)
+
+    def numbers(self, number: int) -> Numbers | None:
+        """What rules the numbers at a place of that shape, if anything does."""
+        return self._numbers.get(number)
 
     def shape(self, number: int) -> Shape:
         return _PLAIN if number == NOTHING else self.rules.shapes[number]
@@ -177,9 +188,34 @@ class _Walk:
             if byte not in b",]} ":
                 return True
             self.mode = OUTSIDE
-            if not self.value_ended(at):
+            if not self.scalar_ended(at):
                 return False
         return self._outside(at, byte)
+
+    def scalar_ended(self, at: int) -> bool:
+        """A number or word ended before `data[at]`."""
+        numbers = self.tracker.numbers(self.frame.value_shape)
+        number = b"" if numbers is None else self._number(at)
+        return (numbers is None or not number or numbers.holds(number)) and self.value_ended(at)
+
+    def number_is_alive(self, at: int) -> bool:
+        """Whether the number before `data[at]`, if it is one and its place has a rule, can still become one of it."""
+        numbers = self.tracker.numbers(self.frame.value_shape) if self.mode == SCALAR else None
+        number = b"" if numbers is None else self._number(at)
+        return numbers is None or not number or numbers.is_alive(number)
+
+    def _number(self, at: int) -> bytes:
+        """The number at hand, up to where `data[at]` stands; b"" where it is a word."""
+        begin = at
+        while begin > 0 and self.data[begin - 1] in _IN_NUMBER:
+            begin -= 1
+        number = self.data[begin:at]
+        if begin == 0:
+            begin = len(self.text)
+            while begin > 0 and self.text[begin - 1] in _IN_NUMBER:
+                begin -= 1
+            number = bytes(self.text[begin:]) + number
+        return number if number[:1] and number[0] in _BEGINS_NUMBER else b""
 
     def is_dead(self, at: int) -> bool:
         frame: Frame | None = self.frame

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Set
-from decimal import Decimal
 
 from sglite.grammar.residual.rules import ResidualRules
-from sglite.grammar.schema import arrays, objects
+from sglite.grammar.schema import arrays, numerals, objects
 from sglite.grammar.schema.cases import (
     ALL_TYPES,
     ARRAY,
     BOOLEAN,
-    FRACTION,
-    INTEGER,
     NULL,
     NUMBER,
     OBJECT,
@@ -22,32 +19,23 @@ from sglite.grammar.schema.cases import (
     Conjunction,
     Gap,
 )
+from sglite.grammar.schema.digits import DigitRule, characters
 from sglite.grammar.schema.distinct import Distinct
 from sglite.grammar.schema.emptiness import has_no_match
 from sglite.grammar.schema.expand import Expander
-from sglite.grammar.schema.grammar import Grammar, Json, Rule, Sequence, Symbol, Terminal
-from sglite.grammar.schema.numbers import (
-    MAX_DIVISOR,
-    ONE_SPELLING,
-    common_multiple,
-    has_multiple,
-    multiple_expression,
-    number_expression,
-    other_than_multiples,
-)
+from sglite.grammar.schema.grammar import Grammar, Rule, Sequence, Symbol, Terminal
 from sglite.grammar.schema.shapes import Conflict, Key, Parts, shapes_of
 from sglite.grammar.schema.strings import literal, meet, one_of, quoted, string_parts
 from sglite.grammar.schema.values import Json as JsonValue
-from sglite.grammar.schema.values import encodable, identity, is_integral, is_number, number_spellings, string_text
+from sglite.grammar.schema.values import encodable, identity, is_number, number_spellings, string_text
 from sglite.protocol import Whitespace
 
 EMPTINESS_STEPS = 20  # what asking the engine costs, in steps of the expander
-MAX_EXACT_INTEGER = 2**53  # llguidance reads bounds beside multipleOf as doubles
 
 
 class Emitter:
     """`on_gap` is told of each rule that the grammar leaves out; it may raise to refuse. `not_followed`: pointers of
-    uniqueItems that are not to be followed while decoding."""
+    keywords that are not to be followed while decoding. Raises NeedsDigits where only `by_digits` will do."""
 
     def __init__(
         self,
@@ -57,11 +45,14 @@ class Emitter:
         whitespace: Whitespace,
         on_gap: Callable[[Gap], None],
         not_followed: Set[str] = frozenset(),
+        by_digits: bool = False,
     ) -> None:
         self.expander = expander
         self.grammar = grammar
         self.on_gap = on_gap
         self.not_followed = not_followed
+        self.by_digits = by_digits  # numbers are written as in digits.py
+        self.automata: dict[DigitRule, Rule | None] = {}
         self._start: set[Key] = set()
         self.blank = "" if whitespace == "compact" else " ?"
         self.item_separator = Terminal('","') if whitespace == "compact" else Terminal("/, ?/")
@@ -71,7 +62,7 @@ class Emitter:
         self.distinct = Distinct(self)
         self.parts: dict[Key, Parts] = {}
         self.here = Parts()  # of the conjunction at hand
-        self._plain = False  # numbers of the conjunction at hand have one spelling
+        self.plain = False  # numbers of the conjunction at hand have one spelling
         self._rules: dict[Key, Rule] = {}
         self._keys: dict[tuple[str, bool], Terminal] = {}
         self._queue: list[tuple[Key, Rule]] = []
@@ -80,7 +71,7 @@ class Emitter:
         rule = self._value(start, self._start)
         while self._queue:
             key, target = self._queue.pop()
-            literals, self._plain = key
+            literals, self.plain = key
             self.here = self.parts[key] = Parts()
             branches = self.expander.terms.plain_union(literals)
             if branches is not None:
@@ -102,7 +93,7 @@ class Emitter:
 
     def _value(self, literals: Conjunction, place: set[Key], *, plain: bool = False) -> Rule:
         """The rule of the values that satisfy all of `literals`."""
-        key = (self.expander.canonical(literals), plain or self._plain)
+        key = (self.expander.canonical(literals), plain or self.plain)
         place.add(key)
         found = self._rules.get(key)
         if found is None:
@@ -118,6 +109,7 @@ class Emitter:
             if gap.mask & case.types:
                 self.on_gap(gap)
         if case.values is not None:
+            self.here.number_cases += [case] if case.types & NUMBER else []
             self._finite(rule, case.values)
             return
         if case.types & NULL:
@@ -128,7 +120,7 @@ class Emitter:
                 if ("literal", value) not in excluded:
                     self.grammar.add(rule, Terminal(f'"{json.dumps(value)}"'))
         if case.types & NUMBER:
-            self._numbers(rule, case)
+            numerals.emit_number(self, rule, case)
         if case.types & STRING:
             parts = string_parts(case)
             if parts is not None and not self.is_empty(parts):
@@ -153,19 +145,24 @@ class Emitter:
         rules = ResidualRules(
             keys_run_out=tuple(self._keys_run_out), keys_are_counted=self._keys_are_counted, shapes=shapes
         )
+        parts = self.parts.values()
         if self._keys_run_out and any(shape.runs_out for shape in shapes):
-            unique = (one for part in self.parts.values() for one in part.unique if one.runs_out)
-            raise Conflict(next(unique).gap)
+            raise Conflict(next(one.gap for part in parts for one in part.unique if one.runs_out))
+        if rules.runs_out and any(shape.numbers for shape in shapes):
+            raise Conflict(next(part.followed_numbers for part in parts if part.followed_numbers is not None))
         return rules
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:
-        """Tell of a rule of `case` that the grammar does not hold: that of the first node with the keyword."""
+        """Tell of a rule of `case` that the grammar does not hold."""
+        self.on_gap(self.gap(case, keyword, reason))
+
+    def gap(self, case: Case, keyword: str, reason: str) -> Gap:
+        """About the first node of the case with the keyword."""
         for member in sorted(case.done, key=abs):
             node = self.expander.document.node(max(member, ~member))
             if keyword in node.keywords:
-                self.on_gap(Gap(ALL_TYPES, node.id, f"{node.pointer}/{keyword}", keyword, reason))
-                return
-        self.on_gap(Gap(ALL_TYPES, -1, "", keyword, reason))
+                return Gap(ALL_TYPES, node.id, f"{node.pointer}/{keyword}", keyword, reason)
+        return Gap(ALL_TYPES, -1, "", keyword, reason)
 
     def is_empty(self, parts: list[str]) -> bool:
         """Whether the expressions (as strings.string_parts gives them) have no string in common."""
@@ -186,8 +183,8 @@ class Emitter:
     def constant(self, rule: Rule, value: JsonValue) -> None:
         """Add the spellings of one value to `rule`."""
         if is_number(value):
-            for text in number_spellings(value)[: 1 if self._plain else None]:
-                self.grammar.add(rule, Terminal(literal(text)))
+            for text in number_spellings(value)[: 1 if self.plain else None]:
+                self.grammar.add(rule, *self._number_text(text))
         else:
             self.grammar.add(rule, *self._spelling(value))
 
@@ -208,8 +205,12 @@ class Emitter:
             rule = self.grammar.new_rule()
             self.constant(rule, value)
             return (rule,)
-        text = number_spellings(value)[0] if is_number(value) else None
-        return (Terminal(literal(text if text is not None else _scalar_text(value))),)
+        if is_number(value):
+            return self._number_text(number_spellings(value)[0])
+        return (Terminal(literal(_scalar_text(value))),)
+
+    def _number_text(self, text: str) -> Sequence:
+        return tuple(map(characters, text)) if self.by_digits else (Terminal(literal(text)),)
 
     def key(self, name: str, *, first: bool) -> Terminal:
         """A key with its colon and, unless it is the first, the comma before it."""
@@ -225,59 +226,6 @@ class Emitter:
     def free_key(self, expression: str, *, first: bool) -> Terminal:
         """The same for any key that `expression` (between the quotes) takes."""
         return Terminal(quoted(expression, before="" if first else f",{self.blank}", after=f":{self.blank}"))
-
-    def _numbers(self, rule: Rule, case: Case) -> None:
-        divisor = common_multiple(case.multiples) if case.multiples else None
-        types = case.types & NUMBER
-        if divisor is not None:
-            if not has_multiple(case, divisor):
-                return
-            types &= INTEGER if is_integral(divisor) else NUMBER
-        plain = Case(types=types, low=case.low, high=case.high, not_values=case.not_values)
-        expression = number_expression(plain) if types else None
-        if expression is None:
-            return
-        parts = [expression, *self._other_than_multiples(case)]
-        if self._plain and types & FRACTION:
-            parts.append(ONE_SPELLING)
-        own = None if divisor is None else multiple_expression(divisor, integers_only=types == INTEGER)
-        if own is not None:
-            parts.append(own)
-        elif divisor is not None and len(parts) == 1 and self._delegate_multiple(rule, plain, divisor):
-            return
-        elif divisor is not None:
-            self.leave_out(case, "multipleOf", f"multiples of {divisor:f} have no grammar here")
-        bounded = case.low is not None and case.high is not None
-        if not (bounded and (case.not_multiples or self._plain) and self.is_empty(parts)):
-            self.grammar.add(rule, Terminal(meet(parts)))
-
-    def _other_than_multiples(self, case: Case) -> list[str]:
-        found = []
-        for divisor in case.not_multiples:
-            expression = other_than_multiples(divisor)
-            if expression is None:
-                self.leave_out(case, "multipleOf", f"what is no multiple of {divisor} has no grammar here")
-            else:
-                found.append(expression)
-        return found
-
-    def _delegate_multiple(self, rule: Rule, case: Case, divisor: Decimal) -> bool:
-        """Let llguidance count the remainder. False where its double arithmetic would not be exact or takes long."""
-        integers = case.types == INTEGER
-        bounds = [b.value for b in (case.low, case.high) if b is not None]
-        digits = divisor.as_tuple()
-        coefficient = int(divisor.scaleb(-int(digits.exponent))) if int(digits.exponent) < 0 else int(divisor)
-        if coefficient >= MAX_DIVISOR or case.not_values or any(abs(b) > MAX_EXACT_INTEGER for b in bounds):
-            return False
-        schema: dict[str, object] = {"type": "integer" if integers else "number"}
-        schema["multipleOf"] = divisor.as_integer_ratio()[0] if integers else float(divisor)
-        if integers:
-            low, high = case.integer_range()
-            schema |= {k: v for k, v in (("minimum", low), ("maximum", high)) if v is not None}
-        elif bounds or case.types & NUMBER != NUMBER:
-            return False
-        self.grammar.add(rule, Json(json.dumps(schema)))
-        return True
 
 
 def _scalar_text(value: JsonValue) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from jsonschema import FormatChecker
@@ -268,8 +269,7 @@ def _number_error(keywords: dict[str, Json], value: int | Decimal) -> str | None
 
 
 def is_multiple(value: int | Decimal, divisor: int | Decimal) -> bool:
-    scale = max(0, *(-int(Decimal(x).as_tuple().exponent) for x in (value, divisor)))
-    return int(Decimal(value).scaleb(scale)) % int(Decimal(divisor).scaleb(scale)) == 0
+    return Fraction(value) % Fraction(divisor) == 0  # Decimal's own arithmetic rounds to 28 digits
 
 
 def _string_error(keywords: dict[str, Json], value: str) -> str | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from fractions import Fraction
+from itertools import count
 
 from sglite.grammar.schema.cases import FRACTION, INTEGER, Bound, Case
 from sglite.grammar.schema.values import identity, is_number
@@ -219,8 +221,11 @@ def _every_spelling(value: Decimal) -> str:
 
 def common_multiple(multiples: tuple[int | Decimal, ...]) -> Decimal:
     """The least number that all of them divide."""
-    scale = max(max(0, -int(Decimal(m).as_tuple().exponent)) for m in multiples)
-    return Decimal(math.lcm(*(int(Decimal(m).scaleb(scale)) for m in multiples))).scaleb(-scale)
+    exact = [Fraction(m) for m in multiples]  # Decimal's own arithmetic rounds to 28 digits
+    common = Fraction(math.lcm(*(m.numerator for m in exact)), math.gcd(*(m.denominator for m in exact)))
+    scale = next(n for n in count() if 10**n % common.denominator == 0)
+    digits = str(common.numerator * (10**scale // common.denominator))
+    return Decimal((0, tuple(map(int, digits)), -scale))
 
 
 def multiple_expression(divisor: Decimal, *, integers_only: bool) -> str | None:
@@ -229,7 +234,8 @@ def multiple_expression(divisor: Decimal, *, integers_only: bool) -> str | None:
         return _integer_multiple(int(divisor))
     if integers_only:
         return _integer_multiple(divisor.as_integer_ratio()[0])
-    digits, exponent = int(divisor.scaleb(-int(divisor.as_tuple().exponent))), -int(divisor.as_tuple().exponent)
+    exponent = -int(divisor.as_tuple().exponent)
+    digits = int(Fraction(divisor) * 10**exponent)
     if 10**exponent % digits or 10**exponent // digits > 1000:
         return None
     if digits == 1:

@@ -13,6 +13,7 @@ from sglite.grammar.schema.emit import Emitter
 from sglite.grammar.schema.evaluate import Evaluator
 from sglite.grammar.schema.expand import Expander, IllFounded, TooManyCases, TooMuchWork
 from sglite.grammar.schema.grammar import Grammar
+from sglite.grammar.schema.numerals import NeedsDigits
 from sglite.grammar.schema.order import KeyOrder
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.shapes import Conflict
@@ -57,7 +58,8 @@ class _Builder:
         self.expander = self._new_expander()
         self.gaps: dict[tuple[str, str], Gap] = {}
         self.residual: ResidualRules | None = None  # known once built
-        self.not_followed: set[str] = set()  # pointers of uniqueItems that turned out ambiguous
+        self.not_followed: set[str] = set()  # pointers of keywords whose place turned out ambiguous
+        self.by_digits = False
 
     def _new_expander(self, *, coarse: bool = False) -> Expander:
         limits = self.limits
@@ -100,9 +102,13 @@ class _Builder:
             whitespace=self.whitespace,
             on_gap=self._on_gap,
             not_followed=self.not_followed,
+            by_digits=self.by_digits,
         )
         try:
             lark = grammar.lark(emitter.emit((self.document.root,)))
+        except NeedsDigits:
+            self.by_digits = True
+            return self._attempt()
         except IllFounded as error:
             pointer = self.document.node(error.node_id).pointer
             raise UnsupportedSchema(

@@ -1,4 +1,4 @@
-"""Which arrays of a value hold no item twice, by place: what the residual rules follow.
+"""Which arrays of a value hold no item twice, and which numbers are checked, by place: what the residual rules follow.
 
 The emitter notes for each conjunction what its grammar mentions where (`Parts`). A place of a value may be in several
 conjunctions at once, one for each case that it may turn out to be; they become one shape, if they agree.
@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sglite.grammar.residual.numbers import NumberRule
 from sglite.grammar.residual.rules import NOTHING, Shape
-from sglite.grammar.schema.cases import Gap
+from sglite.grammar.schema.cases import Case, Gap
+from sglite.grammar.schema.numerals import followed_numbers
 from sglite.grammar.schema.values import string_text
 
 Key = tuple[tuple[int, ...], bool]  # a conjunction, and whether its numbers have one spelling
@@ -38,10 +40,12 @@ class Parts:
     unique: list[Unique] = field(default_factory=list)  # of its arrays, where that is to be followed
     free: bool = False  # some of its arrays may hold an item twice
     plain_items: bool = False  # numbers in its items have one spelling
+    number_cases: list[Case] = field(default_factory=list)  # those in which its own place may hold a number
+    followed_numbers: Gap | None = None  # where these are checked as they are written: what to tell if they cannot be
 
 
 class Conflict(Exception):
-    """An array that may or may not hold an item twice, depending on what else the value is."""
+    """A rule that holds or does not, depending on what else the value is."""
 
     def __init__(self, gap: Gap) -> None:
         super().__init__(gap.pointer)
@@ -49,8 +53,8 @@ class Conflict(Exception):
 
 
 def shapes_of(parts: dict[Key, Parts], start: Key) -> tuple[Shape, ...]:
-    """Of all values under `start`; () where no array is to be followed. Raises Conflict."""
-    if not any(part.unique for part in parts.values()):
+    """Of all values under `start`; () where nothing is to be followed. Raises Conflict."""
+    if not any(part.unique or part.followed_numbers for part in parts.values()):
         return ()
     return _Shapes(parts).build(start)
 
@@ -68,7 +72,9 @@ class _Shapes:
         while self.queue:
             shapes.append(self.shape(self.queue.popleft()))
             if len(self.numbers) > MAX_SHAPES:
-                raise Conflict(next(u.gap for part in self.parts.values() for u in part.unique))
+                gaps = [*(u.gap for part in self.parts.values() for u in part.unique)]
+                gaps += [p.followed_numbers for p in self.parts.values() if p.followed_numbers is not None]
+                raise Conflict(gaps[0])
         return tuple(shapes)
 
     def number(self, keys: Iterable[Key]) -> int:
@@ -108,7 +114,20 @@ class _Shapes:
             rest=self.number(key for part in parts for key in part.rest),
             named=named,
             other=self.number(key for part in parts for key in part.other),
+            numbers=self.number_rules(place),
         )
+
+    def number_rules(self, place: frozenset[Key]) -> tuple[NumberRule, ...]:
+        """What a number at the place satisfies one of. It must be one value's place: in two conjunctions that hang on
+        what else there is, a number could be right for the wrong one."""
+        gap = next((gap for key in place if (gap := self.parts[key].followed_numbers) is not None), None)
+        if gap is None:
+            return ()
+        inner = set().union(*(self.parts[key].same for key in place))
+        found = followed_numbers([case for key in sorted(place) for case in self.parts[key].number_cases])
+        if len(place - inner) > 1 or found is None:
+            raise Conflict(gap)
+        return found
 
 
 def _reaching(parts: dict[Key, Parts]) -> set[Key]:
@@ -118,7 +137,7 @@ def _reaching(parts: dict[Key, Parts]) -> set[Key]:
         groups = [part.same, part.rest, part.other, *part.items.values(), *part.named.values()]
         for child in set().union(*groups):
             above.setdefault(child, set()).add(key)
-    found = {key for key, part in parts.items() if part.unique}
+    found = {key for key, part in parts.items() if part.unique or part.followed_numbers}
     stack = list(found)
     while stack:
         for key in above.get(stack.pop(), ()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from decimal import Decimal
+from decimal import Context, Decimal
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -16,6 +16,7 @@ from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.schema.types import SchemaLimits
 
 Json = Any
+_EXACT = Context(prec=10_000)  # the default rounds to 28 digits
 
 
 def parse_schema_text(source: str, limits: SchemaLimits) -> Json:
@@ -103,7 +104,7 @@ def identity(value: Json) -> Hashable:
         return ("object", frozenset((name, identity(item)) for name, item in value.items()))
     if isinstance(value, list):
         return ("array", tuple(identity(item) for item in value))
-    return ("number", Decimal(value).normalize() if isinstance(value, Decimal) else Decimal(value))
+    return ("number", value.normalize(_EXACT) if isinstance(value, Decimal) else Decimal(value))
 
 
 def json_type(value: Json) -> str:
@@ -139,5 +140,5 @@ def number_spellings(value: int | Decimal) -> list[str]:
     own = str(value).replace("E", "e")
     if isinstance(value, int):
         return [own]
-    plain = format(value.normalize(), "f") if abs(value.adjusted()) < 40 else own
+    plain = format(value.normalize(_EXACT), "f") if abs(value.adjusted()) < 40 else own
     return list(dict.fromkeys([plain, own.replace("e+", "e"), own]))

@@ -1,0 +1,397 @@
+"""Numbers digit by digit: bounds, divisors and what they must not be multiples of, in one automaton.
+
+No regex of a bearable length says "no multiple of 11", but an automaton does: it remembers the remainder. Its states
+become rules of the grammar, one character a terminal. The engine's lexer takes the longest terminal, so where one
+number of a schema is written so, all are (`Emitter.by_digits`).
+
+A state is where in the number it is, the remainder of the digits so far by the least common multiple of all divisors
+(scaled to whole numbers), and how they compare with each bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+
+from sglite.grammar.schema.cases import FRACTION, INTEGER, NUMBER, Bound, Case
+from sglite.grammar.schema.grammar import Grammar, Rule, Terminal
+from sglite.grammar.schema.numbers import common_multiple
+from sglite.grammar.schema.values import is_integral, is_number
+
+MAX_STATES = 4_000  # as they are found; 50 microseconds each
+MAX_RULES = 3_000  # of those that differ
+_DIGITS = "0123456789"
+
+START, SIGN, ZERO, WHOLE, POINT, FRACTIONAL, E, E_SIGN, E_DIGIT, E_LOW, E_HIGH, E_END = range(12)
+_MAY_END = frozenset({ZERO, WHOLE, FRACTIONAL, E_DIGIT, E_LOW, E_HIGH, E_END})
+_MANTISSA = frozenset({ZERO, WHOLE, FRACTIONAL})
+
+
+@dataclass(frozen=True, slots=True)
+class DigitRule:
+    """All that a case says of its numbers. Integers alone are written without a fraction."""
+
+    types: int  # of NUMBER
+    low: Bound | None = None
+    high: Bound | None = None
+    multiples: tuple[Decimal, ...] = ()
+    not_multiples: tuple[Decimal, ...] = ()
+    not_values: tuple[Decimal, ...] = ()
+    one_spelling: bool = False  # no exponent, no zero that could be left out
+
+    @staticmethod
+    def of(case: Case, *, one_spelling: bool) -> DigitRule:
+        types = case.types & NUMBER
+        multiples: tuple[Decimal, ...] = (common_multiple(case.multiples),) if case.multiples else ()
+        if multiples and is_integral(multiples[0]):
+            types &= INTEGER
+        others = [Decimal(value) for value in case.not_multiples]
+        if types == INTEGER:
+            multiples = tuple(Decimal(m.as_integer_ratio()[0]) for m in multiples)
+            others = [Decimal(m.as_integer_ratio()[0]) for m in others]
+        elif not types & INTEGER:
+            others.append(Decimal(1))
+        excluded = {Decimal(value): None for value in case.not_values if is_number(value)}
+        return DigitRule(
+            types, case.low, case.high, multiples, tuple(dict.fromkeys(others)), tuple(excluded), one_spelling
+        )
+
+    @property
+    def has_exponents(self) -> bool:
+        """As in numbers.number_expression: where a sign is all that the bounds ask for."""
+        bounds = [bound.value for bound in (self.low, self.high) if bound is not None]
+        plain = not (self.multiples or self.not_multiples or self.not_values or self.one_spelling)
+        return plain and self.types == NUMBER and len(bounds) < 2 and not any(bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A magnitude, as digits, and how a number's may compare with it (-1, 0, 1)."""
+
+    whole: str
+    fraction: str
+    allowed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    phase: int
+    negative: bool = False
+    remainder: int = 0  # -1: of a number with more decimals than any multiple has
+    decimals: int = 0  # digits of the fraction, up to where they stop to matter
+    compared: tuple[tuple[int, int], ...] = ()  # per limit: digits of the whole part so far, and the comparison
+    nonzero: bool = False  # the last digit (one spelling: of the fraction), or some digit of it
+
+
+@dataclass(slots=True)
+class Automaton:
+    """State 0 is the start; `ends`: those in which a number may end. Every state leads to one of these."""
+
+    moves: list[dict[str, int]] = field(default_factory=list)
+    ends: set[int] = field(default_factory=set)
+
+    def accepts(self, text: str) -> bool:
+        state = 0
+        for char in text:
+            if not self.moves or char not in self.moves[state]:
+                return False
+            state = self.moves[state][char]
+        return state in self.ends
+
+
+def automaton(rule: DigitRule) -> Automaton | None:
+    """None where it takes too many states; without a state where no number satisfies the rule."""
+    machine = _Machine(rule)
+    spelled = _spelled_out(machine) if rule.types == INTEGER else None
+    if spelled is not None or machine.least_states > MAX_STATES:
+        return spelled
+    numbers = {(start := _State(START)): 0}
+    moves: list[dict[str, int]] = []
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        found: dict[str, int] = {}
+        for char, target in machine.moves(state):
+            if target not in numbers:
+                if len(numbers) >= MAX_STATES:
+                    return None
+                numbers[target] = len(numbers)
+                queue.append(target)
+            found[char] = numbers[target]
+        moves.append(found)
+    ends = {number for state, number in numbers.items() if machine.may_end(state)}
+    found_all = _smallest(_trimmed(moves, ends))
+    return found_all if len(found_all.moves) <= MAX_RULES else None
+
+
+def _spelled_out(machine: _Machine) -> Automaton | None:
+    """Of integers within bounds that are near each other: each by itself."""
+    low, high = Case(low=machine.rule.low, high=machine.rule.high).integer_range()
+    if low is None or high is None or high - low >= MAX_STATES:
+        return None
+    excluded = set(machine.rule.not_values)
+    step = int(machine.rule.multiples[0]) if machine.rule.multiples else 1
+    moves: list[dict[str, int]] = [{}]
+    ends: set[int] = set()
+    for value in range(low + -low % step, high + 1, step):
+        if value in excluded or any(value % divisor == 0 for divisor in machine.not_multiples):
+            continue
+        state = 0
+        for char in str(value):
+            if char not in moves[state]:
+                moves[state][char] = len(moves)
+                moves.append({})
+            state = moves[state][char]
+        ends.add(state)
+    found = _smallest(Automaton(moves, ends)) if ends else Automaton()
+    return found if len(found.moves) <= MAX_RULES else None
+
+
+def _trimmed(moves: list[dict[str, int]], ends: set[int]) -> Automaton:
+    sources: list[list[int]] = [[] for _ in moves]
+    for number, found in enumerate(moves):
+        for target in found.values():
+            sources[target].append(number)
+    alive, stack = set(ends), list(ends)
+    while stack:
+        for source in sources[stack.pop()]:
+            if source not in alive:
+                alive.add(source)
+                stack.append(source)
+    if 0 not in alive:
+        return Automaton()
+    place = {number: i for i, number in enumerate(sorted(alive))}
+    kept = [{char: place[t] for char, t in moves[number].items() if t in alive} for number in place]
+    return Automaton(kept, {place[number] for number in ends})
+
+
+def _smallest(found: Automaton) -> Automaton:
+    """The automaton with states that no text tells apart united (Moore's partition refinement)."""
+    size = len(found.moves)
+    if size < 2:
+        return found
+    alphabet = sorted(set().union(*found.moves))
+    targets = np.full((size, len(alphabet)), size, np.int64)  # `size`: no such move
+    for state, moves in enumerate(found.moves):
+        for char, target in moves.items():
+            targets[state, alphabet.index(char)] = target
+    classes = np.zeros(size + 1, np.int64)
+    classes[list(found.ends)] = 1
+    classes[size] = 2
+    count = 0
+    while True:
+        rows = np.column_stack((classes[:size], classes[targets]))
+        _, labels = np.unique(rows, axis=0, return_inverse=True)
+        classes = np.append(labels.reshape(-1), size)
+        if labels.max() + 1 == count:
+            break
+        count = int(labels.max()) + 1
+    place: dict[int, int] = {}
+    for state in range(size):
+        place.setdefault(int(classes[state]), len(place))
+    moved: list[dict[str, int]] = [{} for _ in place]
+    for state, moves in enumerate(found.moves):
+        moved[place[int(classes[state])]] = {char: place[int(classes[target])] for char, target in moves.items()}
+    return Automaton(moved, {place[int(classes[state])] for state in found.ends})
+
+
+def add_rules(grammar: Grammar, rule: Rule, found: Automaton) -> None:
+    """The automaton's texts as texts of `rule`."""
+    if not found.moves:
+        return
+    rules = [grammar.new_rule() for _ in found.moves]
+    grammar.add(rule, rules[0])
+    for state, moves in enumerate(found.moves):
+        targets: dict[int, str] = {}
+        for char, target in moves.items():
+            targets[target] = targets.get(target, "") + char
+        for target, chars in targets.items():
+            terminal = characters(chars)
+            if target in found.ends:
+                grammar.add(rules[state], terminal)
+            if found.moves[target]:
+                grammar.add(rules[state], terminal, rules[target])
+
+
+def characters(chars: str) -> Terminal:
+    """One of them."""
+    if len(chars) == 1:
+        return Terminal(f'"{chars}"')
+    return Terminal("/[" + "".join("\\" + c if c in "-+." else c for c in chars) + "]/")
+
+
+class _Machine:
+    def __init__(self, rule: DigitRule) -> None:
+        self.rule = rule
+        self.scale = max((_decimals(m) for m in (*rule.multiples, *rule.not_multiples)), default=0)
+        self.multiples = [_scaled(m, self.scale) for m in rule.multiples]
+        self.not_multiples = [_scaled(m, self.scale) for m in rule.not_multiples]
+        self.modulus = math.lcm(*self.multiples, *self.not_multiples)
+        self.limits = (_limits(rule, negative=False), _limits(rule, negative=True))
+        self.sides_differ = self.limits[0] != self.limits[1]
+        fractions = (len(limit.fraction) for limits in self.limits for limit in limits)
+        self.last_decimal = max(self.scale, *fractions, 0) + 1
+
+    @property
+    def least_states(self) -> int:
+        """Roughly: a remainder each, for each length that a bound tells apart."""
+        lengths = [len(limit.whole) for limits in self.limits for limit in limits if limit.allowed]
+        return self.modulus // math.gcd(self.modulus, 10**self.scale) * max(lengths, default=1)
+
+    def moves(self, state: _State) -> list[tuple[str, _State]]:
+        found: list[tuple[str, _State]] = []
+        match state.phase:
+            case 0 | 1:  # START, SIGN
+                if state.phase == START:
+                    found.append(("-", _State(SIGN, negative=True)))
+                if not (state.negative and (self.rule.types == INTEGER or self.rule.one_spelling)) or self._fractions:
+                    found.append(("0", self._whole(state, "0", ZERO)))
+                found += [(digit, self._whole(state, digit, WHOLE)) for digit in _DIGITS[1:]]
+            case 3:  # WHOLE
+                found += [(digit, self._whole(state, digit, WHOLE)) for digit in _DIGITS]
+            case 4 | 5:  # POINT, FRACTIONAL
+                found += [(digit, self._fractional(state, digit)) for digit in _DIGITS]
+        if state.phase in (ZERO, WHOLE) and self._fractions:
+            found.append((".", self._point(state)))
+        if self.rule.has_exponents:
+            found += _exponent(state)
+        return found
+
+    @property
+    def _fractions(self) -> bool:
+        return bool(self.rule.types & FRACTION)
+
+    def may_end(self, state: _State) -> bool:
+        if state.phase not in _MAY_END:
+            return False
+        if self.rule.one_spelling and state.phase == FRACTIONAL and not state.nonzero:
+            return False
+        if self.rule.one_spelling and state.phase == ZERO and state.negative:
+            return False
+        if self.rule.types == INTEGER and state.phase == ZERO and state.negative:
+            return False
+        whole = state.phase in (ZERO, WHOLE)
+        for limit, (length, sign) in zip(self.limits[state.negative], state.compared, strict=True):
+            if whole:
+                sign = _resolved(limit, length, sign)
+            if sign == 0 and len(limit.fraction) > state.decimals:
+                sign = -1
+            if sign not in limit.allowed:
+                return False
+        if state.remainder < 0:
+            return not self.multiples
+        value = state.remainder * 10 ** max(self.scale - state.decimals, 0)
+        return not any(value % m for m in self.multiples) and all(value % m for m in self.not_multiples)
+
+    def _whole(self, state: _State, digit: str, phase: int) -> _State:
+        limits = self.limits[state.negative]
+        before = state.compared or ((0, 0),) * len(limits)
+        compared = tuple(
+            _one_more(limit, length, sign, digit) for limit, (length, sign) in zip(limits, before, strict=True)
+        )
+        remainder = self._reduced(state.remainder * 10 + int(digit), 0)
+        negative = state.negative and (self.sides_differ or phase == ZERO)
+        return _State(phase, negative, remainder, 0, compared)
+
+    def _reduced(self, value: int, decimals: int) -> int:
+        """What matters of a number's digits, so many of its fraction among them."""
+        return value % (self.modulus // math.gcd(self.modulus, 10 ** (self.scale - decimals)))
+
+    def _point(self, state: _State) -> _State:
+        compared = tuple(
+            (0, _resolved(limit, length, sign))
+            for limit, (length, sign) in zip(self.limits[state.negative], state.compared, strict=True)
+        )
+        return _State(POINT, state.negative and self.sides_differ, state.remainder, 0, compared)
+
+    def _fractional(self, state: _State, digit: str) -> _State:
+        at = state.decimals
+        compared = tuple(
+            (0, sign or _order(digit, limit.fraction[at : at + 1] or "0"))
+            for limit, (_, sign) in zip(self.limits[state.negative], state.compared, strict=True)
+        )
+        remainder = state.remainder
+        if remainder >= 0 and at < self.scale:
+            remainder = self._reduced(remainder * 10 + int(digit), at + 1)
+        elif digit != "0":
+            remainder = -1 if self.multiples or self.not_multiples else 0
+        nonzero = digit != "0" and self.rule.one_spelling
+        return _State(FRACTIONAL, state.negative, remainder, min(at + 1, self.last_decimal), compared, nonzero)
+
+
+def _exponent(state: _State) -> list[tuple[str, _State]]:
+    """Up to 299, as in numbers.EXPONENT; `compared` stays as the mantissa left it."""
+
+    def at(phase: int) -> _State:
+        return _State(phase, state.negative, 0, state.decimals, state.compared)
+
+    if state.phase in _MANTISSA:
+        found = at(E)
+        if state.phase != FRACTIONAL:  # the limits are 0 or none: resolved at once
+            compared = tuple((0, sign or int(length > 1)) for length, sign in state.compared)
+            found = _State(E, state.negative, 0, 0, compared)
+        return [(char, found) for char in "eE"]
+    if state.phase in (E, E_SIGN):
+        signs = [(char, at(E_SIGN)) for char in "+-"] if state.phase == E else []
+        return [*signs, ("0", at(E_LOW)), *((d, at(E_HIGH)) for d in "12"), *((d, at(E_LOW)) for d in _DIGITS[3:])]
+    if state.phase == E_HIGH:  # 1 or 2: two more digits
+        return [(digit, at(E_DIGIT)) for digit in _DIGITS]
+    if state.phase in (E_LOW, E_DIGIT):
+        return [(digit, at(E_END)) for digit in _DIGITS]
+    return []
+
+
+def _one_more(limit: _Limit, length: int, sign: int, digit: str) -> tuple[int, int]:
+    """The comparison after one more digit of the whole part; a number that is longer is greater."""
+    if length >= len(limit.whole):
+        return len(limit.whole) + 1, 1
+    return length + 1, sign or _order(digit, limit.whole[length])
+
+
+def _resolved(limit: _Limit, length: int, sign: int) -> int:
+    """The comparison once the whole part ended."""
+    return -1 if length < len(limit.whole) else 1 if length > len(limit.whole) else sign
+
+
+def _order(one: str, other: str) -> int:
+    return (one > other) - (one < other)
+
+
+def _limits(rule: DigitRule, *, negative: bool) -> tuple[_Limit, ...]:
+    """What the magnitude of a number of one sign must keep."""
+    least, most = (rule.high, rule.low) if negative else (rule.low, rule.high)
+    found: list[_Limit] = []
+    for bound, is_least in ((least, True), (most, False)):
+        if bound is None:
+            continue
+        value = -bound.value if negative else bound.value
+        beyond = 1 if is_least else -1
+        allowed: tuple[int, ...] = (beyond,) if bound.open else (beyond, 0)
+        if value < 0:  # on the other side of zero
+            allowed = (-1, 0, 1) if is_least else ()
+            value = 0
+        if allowed != (-1, 0, 1):
+            found.append(_limit(value, allowed))
+    for excluded in dict.fromkeys(rule.not_values):
+        value = -excluded if negative else excluded
+        if value >= 0:
+            found.append(_limit(value, (-1, 1)))
+    return tuple(found)
+
+
+def _limit(value: int | Decimal, allowed: tuple[int, ...]) -> _Limit:
+    whole, _, fraction = format(Decimal(value), "f").partition(".")
+    return _Limit(whole.lstrip("-"), fraction.rstrip("0"), allowed)
+
+
+def _decimals(value: int | Decimal) -> int:
+    return len(format(Decimal(value), "f").partition(".")[2].rstrip("0"))
+
+
+def _scaled(value: int | Decimal, scale: int) -> int:
+    return int(Fraction(value) * 10**scale)
