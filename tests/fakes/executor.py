@@ -105,15 +105,19 @@ class ScriptedExecutor:
             slots = self._table[row, positions // self.page_size] * self.page_size + positions % self.page_size
             assert (slots >= 0).all(), "a row writes to a page that it was not given"
             self._kv[slots, 0], self._kv[slots, 1] = tokens, -1 if fails else positions
+        shared = {i: (length, indices[0]) for length, indices in batch.shared_prefixes for i in indices}
         self._logits = []
         for i, row in enumerate(batch.rows.tolist()):  # after all rows have written: they may read each other's
+            length, first = shared.get(i, (0, i))
             end = int(batch.starts[i] + batch.num_new[i])
             for position in range(end - int(batch.num_logits[i]), end):
-                self._logits.append(self._read(row, position))
+                self._logits.append(self._read(row, position, length, int(batch.rows[first])))
 
-    def _read(self, row: int, position: int) -> np.ndarray:
+    def _read(self, row: int, position: int, shared: int, first: int) -> np.ndarray:
+        """The first `shared` tokens through the pages of row `first`, as tree attention does for a group of rows."""
         positions = np.arange(position + 1)
-        slots = self._table[row, positions // self.page_size] * self.page_size + positions % self.page_size
+        rows = np.where(positions < shared, first, row)
+        slots = self._table[rows, positions // self.page_size] * self.page_size + positions % self.page_size
         read = self._kv[slots]
         if not (read[:, 1] == positions).all():
             read = read * 7 + 1  # KV of a wrong position: a different context

@@ -53,9 +53,13 @@ def _alone(prompt: bytes, fields: dict[str, Any], index: int) -> Any:
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 160), (16, 11)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_answer_equals_the_uncontended_one(overlap: bool, page_size: int, num_pages: int, seed: int) -> None:
+def test_every_answer_equals_the_uncontended_one(
+    overlap: bool, page_size: int, num_pages: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglite.runtime.scheduler.scheduler._MIN_SHARED_TOKENS", 3)
     rng = random.Random(seed)
     harness = Harness(
+        shares_prefix_reads=True,
         filler=BatchLoopFiller() if overlap else None,
         prompt_lookup=3 if seed == 2 else 0,
         lookup_rows=8,
@@ -100,6 +104,7 @@ def test_every_answer_equals_the_uncontended_one(overlap: bool, page_size: int, 
 
     assert harness.core.metrics.retractions > 0
     assert harness.core.metrics.evicted_pages > 0
+    assert any(batch.shared_prefixes for batch in harness.executor.batches), "read through the pages of one of them"
     for request_id, (prompt, fields) in asked.items():
         for index in range(fields.get("n", 1)):
             got, alone = harness.output(request_id, index), _alone(prompt, fields, index)
