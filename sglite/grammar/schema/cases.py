@@ -8,8 +8,10 @@ what narrows it; a rule for one type says nothing about the others, as in JSON s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from copy import copy
 from decimal import Decimal
+
+import msgspec
 
 from sglite.grammar.schema.pattern_text import found_in
 from sglite.grammar.schema.presence import Formula, conjunction
@@ -40,14 +42,12 @@ def type_bit(value: Json) -> int:
     return TYPE_BITS[json_type(value)]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     value: int | Decimal
     open: bool  # the bound itself is out
 
 
-@dataclass(frozen=True, slots=True)
-class TextRule:
+class TextRule(msgspec.Struct, frozen=True):
     """A string must (not) match: kind "pattern" (ECMA text, searched) or "format" (a name)."""
 
     kind: str
@@ -55,8 +55,7 @@ class TextRule:
     negated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRule:
+class KeyRule(msgspec.Struct, frozen=True):
     """properties, patternProperties and additionalProperties of one node.
 
     A key takes the literals of all that name or match it; `rest` where there are none.
@@ -68,8 +67,7 @@ class KeyRule:
     rest: Literal | None
 
 
-@dataclass(frozen=True, slots=True)
-class SomeKey:
+class SomeKey(msgspec.Struct, frozen=True):
     """At least one key (matching `pattern`, outside of `named` and `not_matching`) whose name and value hold."""
 
     pattern: str | None = None
@@ -79,14 +77,12 @@ class SomeKey:
     value: Literal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRule:
+class ItemRule(msgspec.Struct, frozen=True):
     prefix: tuple[Literal | None, ...]
     rest: Literal | None
 
 
-@dataclass(frozen=True, slots=True)
-class Contains:
+class Contains(msgspec.Struct, frozen=True):
     """Between `least` and `most` items from index `start` on satisfy `item`."""
 
     item: Literal
@@ -95,8 +91,7 @@ class Contains:
     start: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """A rule that no grammar here holds; it concerns the types of `mask` only."""
 
     mask: int
@@ -106,8 +101,7 @@ class Gap:
     reason: str
 
 
-@dataclass(slots=True)
-class Case:
+class Case(msgspec.Struct):
     """Mutable while expand.py builds it (`copy` at a fork), constant afterwards."""
 
     types: int = ALL_TYPES
@@ -128,7 +122,7 @@ class Case:
     keys: tuple[KeyRule, ...] = ()
     some_keys: tuple[SomeKey, ...] = ()
     key_names: tuple[Literal, ...] = ()
-    required: dict[str, None] = field(default_factory=dict)  # an ordered set
+    required: dict[str, None] = {}  # an ordered set, its own
     absent: frozenset[str] = frozenset()
     presence: Formula = True
     min_keys: int = 0
@@ -137,7 +131,7 @@ class Case:
     done: frozenset[Literal] = frozenset()  # literals whose keywords are in here
 
     def copy(self) -> Case:
-        twin = Case(**{name: getattr(self, name) for name in Case.__slots__})
+        twin = copy(self)
         twin.required = dict(self.required)
         return twin
 
@@ -237,6 +231,9 @@ class Case:
 
     def key_literals(self, name: str) -> Conjunction:
         """What the value of the key `name` must satisfy, in schema order."""
+        if len(self.keys) == 1 and not self.keys[0].patterns:
+            literal = self.keys[0].named.get(name, self.keys[0].rest)
+            return () if literal is None else (literal,)
         found: dict[Literal, None] = {}
         for rule in self.keys:
             hits = [rule.named[name]] if name in rule.named else []

@@ -43,32 +43,32 @@ class Contents:
             return self._of(("other", identity(value)))
         found = self._by_place.get(id(value))
         if found is None:
-            found = self._by_place[id(value)] = self._of(
-                tuple(self._member(k, v) for k, v in value.items() if _counts(k))
-            )
+            content = tuple([self._member(k, v) for k, v in value.items() if k in _COUNTING])
+            found = self._by_place[id(value)] = self._of(content)
         return found
 
     def _of(self, content: Hashable) -> int:
         return self._by_content.setdefault(content, len(self._by_content))
 
     def _member(self, keyword: str, value: Json) -> Hashable:
+        if type(value) is str:
+            return keyword, value
         if keyword in SCHEMA or (keyword == "items" and isinstance(value, dict)):
             return keyword, self.number(value)
         if (keyword in SCHEMAS or keyword == "items") and isinstance(value, list):
             return keyword, tuple(self.number(item) for item in value)
         if keyword in NAMED_SCHEMAS and isinstance(value, dict):
-            return keyword, tuple((name, self.number(item)) for name, item in value.items())
-        if keyword in ("enum", "required") and isinstance(value, list):
-            return keyword, tuple(_text(item) for item in value)
+            return keyword, tuple([(name, self.number(item)) for name, item in value.items()])
         return keyword, _text(value)
 
 
-def _counts(keyword: str) -> bool:
-    return keyword in PLAIN or keyword in SCHEMA or keyword in SCHEMAS or keyword in NAMED_SCHEMAS or keyword == "items"
+_COUNTING = PLAIN | SCHEMA | SCHEMAS | NAMED_SCHEMAS | {"items"}
 
 
 def _text(value: Any) -> Hashable:
-    """Data, with the order of its keys and the spelling of its numbers."""
+    """Data, with the order of its keys and the spelling of its numbers. Of a string it is the string."""
+    if type(value) is str:
+        return value
     if isinstance(value, list):
         return ("list", *map(_text, value))
     if isinstance(value, dict):

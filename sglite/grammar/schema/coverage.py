@@ -28,7 +28,7 @@ def report(document: Document, terms: Terms, gaps: list[Gap]) -> Coverage:
         for value, pointer, inner in _subschemas(root.value, document.draft):
             node = document.known(value, inner, document.draft)
             reached = node if node is not None and node.id in terms.touched else None
-            items.extend(_items(value, pointer, document.draft, reached, left_out))
+            items += _items(value, pointer, document.draft, reached, left_out)
     seen = {item.pointer for item in items}
     items.extend(CoverageItem(g.pointer, g.keyword, "validated", g.reason) for g in gaps if g.pointer not in seen)
     return Coverage(items=tuple(items), engine="llguidance", reason="the normalised schema as one exact grammar")
@@ -36,15 +36,17 @@ def report(document: Document, terms: Terms, gaps: list[Gap]) -> Coverage:
 
 def _items(
     value: dict[str, Json], pointer: str, draft: Draft, node: Node | None, left_out: dict[tuple[int, str], str]
-) -> Iterator[CoverageItem]:
+) -> list[CoverageItem]:
     counted = counting_keywords(value, draft)
+    found: list[CoverageItem] = []
     for keyword in value:
         if keyword not in SAYS_SOMETHING:
             continue
         status, reason = _status(keyword, value, counted, node)
-        if node is not None and (node.id, keyword) in left_out:
+        if left_out and node is not None and (node.id, keyword) in left_out:
             status, reason = "validated", left_out[node.id, keyword]
-        yield CoverageItem(f"{pointer}/{keyword}", keyword, status, reason)
+        found.append(CoverageItem(f"{pointer}/{keyword}", keyword, status, reason))
+    return found
 
 
 def _status(keyword: str, value: dict[str, Json], counted: dict[str, Json], node: Node | None) -> tuple[Status, str]:
@@ -69,6 +71,8 @@ def _subschemas(root: dict[str, Json], draft: Draft) -> Iterator[tuple[dict[str,
             continue
         inner = own_uri(value, base, draft)
         yield value, pointer, inner
+        if _HOLDING.isdisjoint(value):
+            continue
         children: list[tuple[Json, str, str]] = []
         for keyword, item in value.items():
             if keyword not in _HOLDING:

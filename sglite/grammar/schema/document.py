@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+import msgspec
 from jsonschema_specifications import REGISTRY
 
 from sglite.errors import InvalidGrammar, UnsupportedSchema
@@ -34,9 +35,12 @@ class Draft(IntEnum):
     D2020 = 2020
     UNSAID = 9999
 
-    @property
-    def ref_hides_siblings(self) -> bool:
-        return self <= Draft.D7
+    ref_hides_siblings: bool  # kept, as the next: Enum's own ways take a microsecond, and each subschema asks
+
+    def __init__(self, number: int) -> None:
+        self.ref_hides_siblings = number <= 7
+
+    __hash__ = int.__hash__
 
 
 _DRAFTS = {
@@ -54,8 +58,7 @@ _DRAFT_URI = re.compile(r"^https?://json-schema\.org/(?:draft/)?(draft-0[3-7]|20
 _OPAQUE = frozenset({"enum", "const", "default", "examples", "example", "required", "description", "title"})
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     id: int
     value: dict[str, Json] | bool
     pointer: str  # as reported, e.g. "/properties/a"; a meta-schema's begins with its URI
@@ -82,7 +85,8 @@ class Document:
         self._nodes: list[Node] = []
         self._contents = Contents()
         self._by_content: dict[Hashable, int] = {}
-        self._pinned: list[Any] = []  # values outside of the document: keeps what Contents knows alive
+        self._by_place: dict[tuple[int, str, Draft], int] = {}  # by the id() of a value, and what it is read with
+        self._pinned: list[Any] = []  # values outside of the document: keeps what is known by place alive
         self._resources: dict[str, Resource] = {}
         self._targets: dict[int, int] = {}
         self._base = own_uri(root, "", self.draft) if isinstance(root, dict) else ""
@@ -102,7 +106,7 @@ class Document:
 
     def child(self, parent: Node, *path: str | int) -> int:
         """The node at `path` below `parent`. Raises InvalidGrammar where no schema is there."""
-        value: Json = parent.value
+        value: Any = parent.value
         for step in path:
             value = value[step]
         return self._intern(value, parent.pointer, parent.base, parent.draft, path)
@@ -129,6 +133,10 @@ class Document:
 
     def _intern(self, value: Json, pointer: str, base: str, draft: Draft, path: Sequence[str | int] = ()) -> int:
         """`path`: from `pointer` to the value."""
+        place = (id(value), base, draft)
+        found = self._by_place.get(place)
+        if found is not None:
+            return found
         if type(value) is dict:
             base = own_uri(value, base, draft)
         elif isinstance(value, bool):
@@ -140,6 +148,7 @@ class Document:
         found = self._by_content.get(content)
         if found is None:
             found = self._by_content[content] = self._add(value, pointer + joined(path), base, draft)
+        self._by_place[place] = found
         return found
 
     def _add(self, value: dict[str, Json] | bool, pointer: str, base: str, draft: Draft) -> int:
@@ -261,7 +270,8 @@ def joined(steps: Iterable[str | int]) -> str:
 
 
 def escape(step: str | int) -> str:
-    return str(step).replace("~", "~0").replace("/", "~1")
+    text = str(step)
+    return text.replace("~", "~0").replace("/", "~1") if "~" in text or "/" in text else text
 
 
 def counting_keywords(value: dict[str, Json], draft: Draft) -> dict[str, Json]:

@@ -8,7 +8,7 @@ negated keyword by keyword (terms.py). A reference that comes back to itself thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from sglite.grammar.schema.cases import ALL_TYPES, ARRAY, BOOLEAN, NULL, OBJECT, Case, Conjunction, Gap, Literal, Rank
 from sglite.grammar.schema.document import Document
@@ -45,11 +45,10 @@ class TooManyCases(Exception):
         self.choice = choice
 
 
-@dataclass(slots=True)
-class _State:
+class _State(msgspec.Struct):
     case: Case
     pending: list[tuple[Literal, Rank, Path]]
-    choices: list[tuple[Choice, Rank, Path]] = field(default_factory=list)
+    choices: list[tuple[Choice, Rank, Path]] = []  # its own
 
     def fork(self) -> _State:
         return _State(self.case.copy(), list(self.pending), list(self.choices))
@@ -87,6 +86,8 @@ class Expander:
         Conjunctions that mean the same then share their rules.
         """
         found = self._canonical.get(literals)
+        if found is None and len(literals) == 1 and self.terms.unwrap(literals[0]) is None:
+            found = self._canonical[literals] = literals
         if found is None:
             plain: dict[Literal, None] = {}
             stack = list(reversed(literals))
@@ -106,8 +107,10 @@ class Expander:
 
     def cases(self, literals: Conjunction) -> list[Case]:
         """Raises TooManyCases."""
-        literals = self.canonical(literals)
         found = self._memo.get(literals)
+        if found is None:
+            literals = self.canonical(literals)
+            found = self._memo.get(literals)
         if found is None:
             self._running.add(literals)
             try:
@@ -123,17 +126,17 @@ class Expander:
 
     def is_hopeless(self, literals: Conjunction) -> bool:
         """True only if no value satisfies all of them; looks one object level down, not through recursion."""
-        literals = self.canonical(literals)
         known = self._hopeless.get(literals)
         if known is not None:
             return known
+        given, literals = literals, self.canonical(literals)
         if literals in self._running:
             return False
         try:
             verdict = not self.cases(literals)
         except TooManyCases:
             verdict = False
-        self._hopeless[literals] = verdict
+        self._hopeless[given] = self._hopeless[literals] = verdict
         return verdict
 
     def are_disjoint(self, one: int, other: int, beside: Conjunction) -> bool:
@@ -225,10 +228,14 @@ class Expander:
                 continue
             case.done |= {literal}
             for index, term in enumerate(self.terms.of(literal)):
-                _apply(state, term, (*rank, index), (literal, 0, path))
+                if isinstance(term, Step):
+                    term.run(case, (*rank, index))
+                else:
+                    _apply(state, term, (*rank, index), (literal, 0, path))
             if not case.types:
                 return False
-        case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
+        if len(case.keys) > 1:
+            case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
         if case.types == OBJECT or state.choices:
             return self._required_keys_are_possible(case)
         return True
@@ -260,11 +267,12 @@ class Expander:
     def _finish(self, case: Case, literals: Conjunction) -> list[Case]:
         if case.values is not None:
             return self._finite_case(case, literals)
-        excluded = {identity(value) for value in case.not_values}
-        if ("literal", None) in excluded:
-            case.narrow(~NULL)
-        if {("literal", True), ("literal", False)} <= excluded:
-            case.narrow(~BOOLEAN)
+        if case.not_values:
+            excluded = {identity(value) for value in case.not_values}
+            if ("literal", None) in excluded:
+                case.narrow(~NULL)
+            if {("literal", True), ("literal", False)} <= excluded:
+                case.narrow(~BOOLEAN)
         if case.types & OBJECT and not isinstance(case.presence, bool):
             _simplify_presence(case)
         if case.types & OBJECT:

@@ -84,14 +84,13 @@ class Grammar:
     def _note(self, symbols: Sequence, found: dict[int, None], *, needed: bool) -> None:
         """Count the terminals, and add to `found` the rules that must derive something for the sequence to do."""
         for symbol in symbols:
-            kind = type(symbol)
-            if kind is Terminal:
+            if isinstance(symbol, Terminal):
                 expression = symbol.expression
                 self._mentions[expression] = self._mentions.get(expression, 0) + 1
-            elif kind is Rule:
+            elif isinstance(symbol, Rule):
                 if needed:
                     found[symbol.number] = None
-            elif kind is Repeat:
+            elif isinstance(symbol, Repeat):
                 self._note(symbol.body, found, needed=needed and symbol.least > 0)
 
     def lark(self, start: Rule) -> str | None:
@@ -166,7 +165,7 @@ class _Writer:
             options = dict.fromkeys([self.alternative(a) for a in self.alternatives(number)])
             rules[number] = f"{name}: {' | '.join(options)}"
         first = f"start: r{start.number}"
-        if len(rules) > PIECE:
+        if len(rules) > MAX_DEPTH and depth(uses, [start.number]) > MAX_DEPTH:
             pieces = anchors(uses, start.number)
             if depth(uses, [*pieces, start.number]) > MAX_DEPTH:
                 raise GrammarTooLarge("the schema's rules are nested too deep in each other")
@@ -190,12 +189,11 @@ class _Writer:
         return " ".join([text for symbol in symbols if (text := self.symbol(symbol))]) or '""'
 
     def symbol(self, symbol: Symbol) -> str:
-        kind = type(symbol)
-        if kind is Terminal:
+        if isinstance(symbol, Terminal):
             return self.texts.get(symbol.expression) or self.terminal(symbol.expression)
-        if kind is Rule:
+        if isinstance(symbol, Rule):
             return self.rule(symbol)
-        if kind is Json:
+        if isinstance(symbol, Json):
             return f"%json {symbol.text}"
         if symbol.most == 0 or not (self.all_productive or all(self.productive[used] for used in needs(symbol.body))):
             return ""

@@ -7,8 +7,9 @@ violates the keyword.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from sglite.errors import InvalidGrammar
 from sglite.grammar.schema.cases import (
@@ -39,18 +40,15 @@ from sglite.grammar.schema.values import Json, is_number
 KEY_KEYWORDS = frozenset({"properties", "patternProperties", "additionalProperties"})
 
 
-@dataclass(frozen=True, slots=True)
-class Holds:
+class Holds(msgspec.Struct, frozen=True):
     literal: Literal
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     run: Callable[[Case, Rank], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """At least one option holds. `node_id` and `keyword`: who asked for it."""
 
     options: tuple[Option, ...]

@@ -8,9 +8,10 @@ into classes by the patterns that they match.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from sglite.grammar.schema.cases import Case, Conjunction, SomeKey
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
@@ -31,15 +32,13 @@ MAX_STATES = 4000
 MAX_COUNTED = 1000  # states with a count each; beyond, the count is a parameter
 
 
-@dataclass(frozen=True, slots=True)
-class NamedKey:
+class NamedKey(msgspec.Struct, frozen=True):
     name: str
     literals: Conjunction
     witness: tuple[tuple[frozenset[int], Conjunction], ...]  # which some_keys it satisfies with which value
 
 
-@dataclass(frozen=True, slots=True)
-class KeyClass:
+class KeyClass(msgspec.Struct, frozen=True):
     """Unnamed keys with one rule. `expression`: their spelling between the quotes."""
 
     expression: str
@@ -47,8 +46,7 @@ class KeyClass:
     satisfies: frozenset[int] = frozenset()  # some_keys that such a key with such a value satisfies
 
 
-@dataclass(frozen=True, slots=True)
-class Classes:
+class Classes(msgspec.Struct, frozen=True):
     """All unnamed keys of a case."""
 
     kinds: list[KeyClass]
@@ -57,8 +55,7 @@ class Classes:
     witnesses_run_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     index: int
     first: bool
     count: int
@@ -134,11 +131,13 @@ def key_order(case: Case) -> list[str]:
 
 def _named_key(emitter: Emitter, case: Case, name: str) -> NamedKey | None:
     """None where the key cannot be there."""
-    if not encodable(name) or not all(_name_holds(emitter, literal, name) for literal in case.key_names):
+    if not encodable(name) or (case.key_names and not all(_name_holds(emitter, n, name) for n in case.key_names)):
         return None
     literals = case.key_literals(name)
     if literals and emitter.expander.is_hopeless(literals):
         return None
+    if not case.some_keys:
+        return NamedKey(name, literals, ())
     possible = [i for i, rule in enumerate(case.some_keys) if _is_witness_name(emitter, rule, name)]
     witness = []
     for group in _groups(possible):

@@ -14,6 +14,7 @@ from sglite.grammar.schema.pattern_text import ANY, lark_regex, length_expressio
 from sglite.grammar.schema.values import string_text
 
 ANY_STRING = lark_regex(ANY)
+_TO_ESCAPE = re.compile(r"([^\w\s]|[\x00-\x20\x7f])", re.ASCII)
 MAX_LENGTH = 50_000_000  # beyond, a maxLength is never reached: no context is that long
 
 
@@ -34,7 +35,7 @@ def one_of(values: Iterable[str]) -> str:
 
 def escape(text: str) -> str:
     """Rust-regex text that matches `text` alone."""
-    return re.sub(r"([^\w\s]|[\x00-\x20\x7f])", lambda m: _escape_char(m[1]), text, flags=re.ASCII) if text else ""
+    return text if text.isidentifier() else _TO_ESCAPE.sub(lambda m: _escape_char(m[1]), text)
 
 
 def _escape_char(char: str) -> str:
