@@ -91,7 +91,8 @@ class Grammar:
             raise InvalidRequest(
                 f"close_on_budget is not available for {self.spec.kind} constraints", param="close_on_budget"
             )
-        return reach
+        more = 0 if self.plan.residual is None else self.plan.residual.number_bytes
+        return Reach(opening=reach.opening + more, inside=reach.inside + more)
 
     def validate(self, text: str) -> str | None:
         return self.plan.validate(text)
@@ -148,6 +149,7 @@ class GrammarCompiler:
             pool.shutdown(wait=True, cancel_futures=True)
         for worker in (self._quick_worker, self._dear_worker):
             worker.close()
+        self.filler.close()
         with self._lock:
             stranded = list(self._flights.values())
             self._flights.clear()

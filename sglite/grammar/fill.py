@@ -6,13 +6,14 @@ let each engine fill its group in parallel, then let the layers narrow their row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import llguidance
 import numpy as np
 
 from sglite.errors import GrammarViolation
+from sglite.grammar.ask import Ask, Asks
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.automaton.state import Said
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
@@ -35,10 +36,12 @@ class Layer(Protocol):
 
 
 class BatchFiller:
-    """See `sglite.grammar.matcher.BatchFiller`, `MaskSharer` and `BatchAdvancer`. One thread calls it at a time."""
+    """See `sglite.grammar.matcher.BatchFiller`, `MaskSharer`, `MaskAsker` and `BatchAdvancer`. One thread calls it at a
+    time."""
 
     def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
+        self._asks = Asks(self._fill_native)
         self._rows = np.empty((0, 0), np.int32)  # where masks are made that will be shared
 
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
@@ -54,8 +57,13 @@ class BatchFiller:
                     chain[-1] = base.exact if base.state is None and not base.stopped else base
                 except GrammarViolation as error:
                     failures[i] = error
-            if type(chain[-1]) is LLGuidanceMatcher:
-                bases.append((chain[-1], row))
+            own = chain[-1]
+            if type(own) is LLGuidanceMatcher:
+                made = self._asks.take(own)
+                if made is None:
+                    bases.append((own, row))
+                else:
+                    bitmask[row] = made
             chains.append(chain)
         self._fill_native(bases, bitmask)
         for i, (chain, row) in enumerate(zip(chains, rows, strict=True)):
@@ -72,6 +80,15 @@ class BatchFiller:
             native = [(matcher.native, row) for matcher, row in bases]
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
+
+    def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
+        return self._asks.begin([_base(matcher) for matcher in matchers])
+
+    def wait(self, asked: Iterable[Ask], seconds: float) -> None:
+        self._asks.wait(asked, seconds)
+
+    def close(self) -> None:
+        self._asks.close()
 
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         matchers = [m.below if type(m) is WithResidual and m.is_transparent else m for m in matchers]
@@ -190,6 +207,15 @@ def _peel(matcher: Matcher) -> list[Matcher]:
         chain.append(below)
         matcher = below
     return chain
+
+
+def _base(matcher: Matcher) -> Matcher:
+    """Who fills the mask that the layers narrow."""
+    if type(matcher) is not FollowedMatcher and type(matcher) is not LLGuidanceMatcher:
+        matcher = _peel(matcher)[-1]
+    if type(matcher) is FollowedMatcher and matcher.is_engines:
+        return matcher.exact
+    return matcher
 
 
 def _finish(chain: list[Matcher], row: Bitmask) -> None:

@@ -10,7 +10,7 @@ the text so far is complete; once nothing else may follow, they are all that is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -105,6 +105,26 @@ class MaskSharer(Protocol):
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         """For each the mask of its next token; None where it is not a shared one, and `fill` has to make it.
         With the failures by place."""
+        ...
+
+
+class Asked(Protocol):
+    """A mask that is being made."""
+
+    done: bool
+
+
+@runtime_checkable
+class MaskAsker(Protocol):
+    """What a batch filler may offer besides: to make masks that take long while its caller goes on."""
+
+    def begin(self, matchers: Sequence[Matcher]) -> Mapping[int, Asked]:
+        """The places of those whose mask takes an engine to tell. They are begun, by other threads, if they were not
+        before; until they are done nobody may touch these matchers. `fill` and `shared` find what was made."""
+        ...
+
+    def wait(self, asked: Iterable[Asked], seconds: float) -> None:
+        """Until all of them are done, or the time is over."""
         ...
 
 

@@ -173,7 +173,8 @@ class Executor(Protocol):
     # `kept_mask_rows: int` (absent: 0): places of its memory of masks. And
     # `step_seconds(num_rows, num_tokens) -> float | None` (absent: 0): how long the device takes for a step with one
     # draw a row, as measured; 0: not measured yet; None: it would be slow, as the device has not prepared for it,
-    # which it does where it is asked again and again.
+    # which it does where it is asked again and again. And `caught_up() -> bool` (absent: not known): the device has
+    # nothing left to do of what was queued.
 
     def forward(self, batch: Batch) -> None:
         """Queue loads, page updates, input preparation and the model up to the logits.

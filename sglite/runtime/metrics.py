@@ -25,6 +25,7 @@ class Metrics:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     stale_tokens: int = 0  # sampled for a row that had ended one step before
+    late_tokens: int = 0  # drawn a step later, since their mask was not there
     evicted_pages: int = 0
     held_token_steps: int = 0  # room for that many tokens was held by running rows, summed over all steps
     computed_token_steps: int = 0  # and that many had their KV there; more than held where rows share prefixes

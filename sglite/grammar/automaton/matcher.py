@@ -84,6 +84,13 @@ class FollowedMatcher:
     # -- the engine's matcher
 
     @property
+    def is_engines(self) -> bool:
+        """There is no automaton here: the engine's matcher, which stands here, is all there is."""
+        if self._automaton is None:
+            self._begin()
+        return self.state is None and not self._num_stops
+
+    @property
     def exact(self) -> Matcher:
         """The engine's matcher, at this place."""
         own = self._own

@@ -61,6 +61,15 @@ class LLGuidanceMatcher:
         self._num_tokens = 0  # taken by native
         self._num_stops = 0  # stop ids accepted after them
 
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab.size
+
+    @property
+    def num_tokens(self) -> int:
+        """Taken so far, stop ids included."""
+        return self._num_tokens + self._num_stops
+
     def accept(self, token_ids: Sequence[int]) -> int:
         done = 0
         stop_ids = self._vocab.stop_ids

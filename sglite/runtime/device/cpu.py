@@ -142,6 +142,9 @@ class CpuDevice:
     def kept_mask_rows(self, words: int) -> int:
         return 0
 
+    def caught_up(self) -> bool:
+        return True
+
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
         heads = shape.num_kv_heads
         size = (num_pages * page_size, 2 * heads, shape.head_dim)

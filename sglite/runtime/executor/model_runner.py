@@ -84,6 +84,9 @@ class ModelRunner:
         self._logits = self._forward(inputs)[:, : self.vocab_size]
         self._masks.turn()
 
+    def caught_up(self) -> bool:
+        return self._device.caught_up()
+
     def mask_buffer(self) -> Bitmask:
         return self._masks.host_array
 

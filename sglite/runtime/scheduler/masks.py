@@ -2,20 +2,28 @@
 
 A mask is either written into the step's buffer or, where rows have it in common (`SharedMask`), named by its place in
 the executor's memory of masks. A shared mask that is not there yet is written like any other and kept there.
+
+Masks that only an engine can tell are made in other threads. A row whose mask is not there when the device has come to
+the end of the forward is late: it draws without one, the token is dropped, and the next step computes the row's last
+token again and draws then. The others wait for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from sglite.grammar.matcher import BatchFiller, Bitmask, MaskSharer, Matcher, SharedMask
+from sglite.grammar.matcher import BatchFiller, Bitmask, MaskAsker, MaskSharer, Matcher, SharedMask
 from sglite.runtime.batch import NO_MASK
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
 
 _MOST_SMALL = 1024  # masks of few tokens that are remembered
+_LOOK_AGAIN_S = 0.0001  # how often it is asked whether the device has come to the end
+_UNTIL_DONE_S = 60.0
+
+Bound = tuple[int, int, int, Request]  # (batch index, row of the buffer, place of the draw, request) with a matcher
 
 
 def allow(row: Bitmask, token_ids: Iterable[int]) -> None:
@@ -68,25 +76,28 @@ class MaskMemory:
 
 
 class MaskFiller:
-    """`filler` None: no row has a matcher. `places`: of the executor's memory of masks, behind `rows` of its buffer."""
+    """`filler` None: no row has a matcher. `places`: of the executor's memory of masks, behind `rows` of its buffer.
+    `asks`: the filler makes masks in other threads, if it can."""
 
-    def __init__(self, filler: BatchFiller | None, *, rows: int, places: int) -> None:
+    def __init__(self, filler: BatchFiller | None, *, rows: int, places: int, asks: bool = False) -> None:
         self._filler = filler
+        self._asker = filler if asks and isinstance(filler, MaskAsker) else None
         self._sharer = filler if isinstance(filler, MaskSharer) else None
         self._rows = rows
         self._memory = MaskMemory(places)
         self._single: dict[int, SharedMask] = {}
         self._without: dict[frozenset[int], SharedMask] = {}
 
-    def fill(self, step: Step, buffer: Bitmask) -> dict[Request, Exception]:
+    def fill(self, step: Step, buffer: Bitmask, *, over: Callable[[], bool] | None = None) -> dict[Request, Exception]:
         """Give each row that the step names its masks. Returns the requests whose mask failed; their rows allow
-        everything, since what they draw is dropped."""
+        everything, since what they draw is dropped. `over`: the device waits for the masks; from then on rows may be
+        late (`Step.late`). None: never."""
         batch, failed, requests = step.batch, {}, step.requests
         self._memory.now += 1
         places = (np.cumsum(batch.num_logits) - 1).tolist()  # of each row's last draw
         drafts = batch.num_drafts.tolist()
         shared: list[tuple[int, int, SharedMask]] = []  # (row of the buffer, place of the draw, mask)
-        bound: list[tuple[int, int, Request]] = []
+        bound: list[Bound] = []
         for i, slot in step.masked:
             request = requests[i]
             if request.finished or request in step.dropped:
@@ -101,26 +112,45 @@ class MaskFiller:
                 elif (error := _fill_drafted(rows, request)) is not None:
                     failed[request] = error
             elif request.matcher is not None:
-                bound.append((slot, places[i], request))
+                bound.append((i, slot, places[i], request))
             elif (mask := self._no_stops(request, int(batch.output_index[i]), buffer)) is not None:
                 shared.append((slot, places[i], mask))
             else:
                 batch.mask_slots[places[i]] = NO_MASK
+        if bound and self._asker is not None:
+            bound = self._ask(self._asker, step, bound, over)
         if bound:
             shared += self._fill_bound(bound, buffer, failed)
         self._place(shared, step, buffer)
         return failed
 
+    def _ask(self, asker: MaskAsker, step: Step, bound: list[Bound], over: Callable[[], bool] | None) -> list[Bound]:
+        """Have masks made that only an engine can tell. Returns the rows whose mask is there; the others are late."""
+        asked = asker.begin([request.matcher for _, _, _, request in bound if request.matcher is not None])
+        if not asked:
+            return bound
+        num_draws = int(step.batch.samples.sum())
+        while late := {place for place, ask in asked.items() if not ask.done}:
+            may = over is not None and len(late) < num_draws and all(_may_be_late(step, bound[place]) for place in late)
+            if may and over is not None and over():
+                break
+            asker.wait([asked[place] for place in late], _LOOK_AGAIN_S if may else _UNTIL_DONE_S)
+        for place in late:
+            i, _, draw, _ = bound[place]
+            step.batch.mask_slots[draw] = NO_MASK
+            step.late.append(i)
+        return [one for place, one in enumerate(bound) if place not in late]
+
     def _fill_bound(
-        self, bound: list[tuple[int, int, Request]], buffer: Bitmask, failed: dict[Request, Exception]
+        self, bound: list[Bound], buffer: Bitmask, failed: dict[Request, Exception]
     ) -> list[tuple[int, int, SharedMask]]:
         """The masks of matchers; the shared ones are returned, the others written."""
         assert self._filler is not None
-        matchers = [request.matcher for _, _, request in bound if request.matcher is not None]
+        matchers = [request.matcher for _, _, _, request in bound if request.matcher is not None]
         masks, failures = self._shared(matchers)
         found: list[tuple[int, int, SharedMask]] = []
         rest: list[int] = []
-        for i, ((slot, place, request), mask) in enumerate(zip(bound, masks, strict=True)):
+        for i, ((_, slot, place, request), mask) in enumerate(zip(bound, masks, strict=True)):
             assert request.completion is not None
             if mask is not None and not request.completion.extra_stop_ids:
                 found.append((slot, place, mask))
@@ -130,13 +160,13 @@ class MaskFiller:
             elif i not in failures:
                 rest.append(i)
         if rest:
-            slots = [bound[i][0] for i in rest]
+            slots = [bound[i][1] for i in rest]
             own = _fill_together([matchers[i] for i in rest], slots, buffer, self._filler)
             for i in rest:
-                _settle_extra_stops(buffer[bound[i][0]], bound[i][2])
+                _settle_extra_stops(buffer[bound[i][1]], bound[i][3])
             failures |= {rest[k]: error for k, error in own.items()}
         for i, error in failures.items():
-            slot, _, request = bound[i]
+            _, slot, _, request = bound[i]
             buffer[slot].fill(-1)
             failed[request] = error
         return found
@@ -195,6 +225,14 @@ class MaskFiller:
             forbid(row, completion.stop_ids)
             found = self._without[completion.stop_ids] = SharedMask(row)
         return found
+
+
+def _may_be_late(step: Step, bound: Bound) -> bool:
+    """The row's one new token is one of its own output, so that computing it again changes nothing that others read;
+    and a token that is drawn and dropped leaves no trace."""
+    i, _, _, request = bound
+    batch = step.batch
+    return int(batch.num_new[i]) == 1 and int(batch.output_index[i]) > 0 and not request.sampling.needs_counts
 
 
 def _fill_together(

@@ -60,6 +60,7 @@ class Step:
     targets: dict[int, tuple[int, int]] = field(default_factory=dict)  # batch index -> [lo, hi) of its Targets
     ended: list[int] = field(default_factory=list)  # batch indices of rows that only compute and are through
     dropped: set[Request] = field(default_factory=set)  # computed from wrong KV: their results count for nothing
+    late: list[int] = field(default_factory=list)  # batch indices of rows without their mask: what they draw is dropped
 
 
 class RowView:
@@ -180,6 +181,12 @@ class RowTable:
         numbers[:, _LENGTH] += 1
         numbers[:, _IN_FLIGHT] -= 1
         self.numbers[rows] = numbers
+
+    def postpone(self, step: Step) -> None:
+        """The late rows of a step that is not sampled yet compute their last token again in the next one."""
+        rows = step.batch.rows[step.late]
+        self.computed[rows] -= 1
+        self.in_flight[rows] -= 1
 
     def draft(self, request: Request, drafts: IntArray) -> None:
         """Tokens to verify in the next step, behind those that a row knows; none may be in flight."""

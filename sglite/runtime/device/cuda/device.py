@@ -118,6 +118,9 @@ class CudaDevice:
     def kept_mask_rows(self, words: int) -> int:
         return self._masks.kept_rows(words)
 
+    def caught_up(self) -> bool:
+        return torch.cuda.current_stream(self.torch_device).query()
+
     def make_kv_cache(self, shape: AttentionShape, *, num_pages: int, page_size: int) -> KVCache:
         def one() -> torch.Tensor:
             size = (num_pages * page_size, shape.num_kv_heads, shape.head_dim)

@@ -1,0 +1,144 @@
+"""Masks that only an engine can tell, made in other threads while the step loop goes on.
+
+    begin      the matchers whose mask is not known; one of those that stand at the same place is asked for all
+    a thread   brings the engine's matchers up to date and has the masks made, all of one call at once
+    collect    what has come is remembered (or, for a matcher that remembers nothing, kept until `take`)
+
+While a matcher is asked it belongs to that thread: its row is not sampled, so nobody else touches it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from sglite.errors import GrammarViolation
+from sglite.grammar import bitmask
+from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.state import Said
+from sglite.grammar.engines.llguidance import LLGuidanceMatcher
+from sglite.grammar.matcher import Bitmask, Matcher
+
+_log = logging.getLogger(__name__)
+_THREADS = 4  # calls whose masks are made at the same time: a slow one does not hold up the next
+
+FillNative = Callable[[list[tuple[LLGuidanceMatcher, int]], Bitmask], None]
+
+
+class Ask:
+    """One mask that is being made. `row` None once it is done: it could not be; whoever asks again is told why."""
+
+    __slots__ = ("at", "done", "matcher", "row")
+
+    def __init__(self, matcher: FollowedMatcher | LLGuidanceMatcher, at: int) -> None:
+        self.matcher = matcher
+        self.at = at  # tokens that an engine's matcher had taken
+        self.row: Bitmask | None = None
+        self.done = False
+
+
+class Asks:
+    """`begin`, `wait`, `take` and `close` are called by one thread."""
+
+    def __init__(self, fill_native: FillNative) -> None:
+        self._fill_native = fill_native
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sglite-masks")
+        self._open: dict[Said | LLGuidanceMatcher, Ask] = {}
+        self._changed = threading.Condition()
+
+    def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
+        """Those of the matchers (by place; layers peeled off) that an engine has to be asked for and that are not done.
+        Forgets what was made for others."""
+        self._collect()
+        found: dict[int, Ask] = {}
+        wanted: set[Said | LLGuidanceMatcher] = set()
+        new: list[Ask] = []
+        for i, matcher in enumerate(matchers):
+            key = _asked_of(matcher)
+            if key is None:
+                continue
+            wanted.add(key)
+            assert isinstance(matcher, (FollowedMatcher, LLGuidanceMatcher))
+            at = matcher.num_tokens if isinstance(matcher, LLGuidanceMatcher) else 0
+            ask = self._open.get(key)
+            if ask is None or (ask.done and ask.at != at):
+                ask = self._open[key] = Ask(matcher, at)
+                new.append(ask)
+            if not ask.done:
+                found[i] = ask
+        for key, ask in list(self._open.items()):
+            if ask.done and key not in wanted:
+                del self._open[key]
+        if new:
+            self._pool.submit(self._answer, new)
+        return found
+
+    def wait(self, asks: Iterable[Ask], seconds: float) -> None:
+        """Until all are done, or the time is over."""
+        asks = list(asks)
+        with self._changed:
+            self._changed.wait_for(lambda: all(ask.done for ask in asks), seconds)
+        self._collect()
+
+    def take(self, matcher: LLGuidanceMatcher) -> Bitmask | None:
+        """What was made for it at this place."""
+        ask = self._open.get(matcher)
+        if ask is None or not ask.done:
+            return None
+        del self._open[matcher]
+        return ask.row if ask.at == matcher.num_tokens else None
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _collect(self) -> None:
+        for key, ask in list(self._open.items()):
+            if ask.done and isinstance(ask.matcher, FollowedMatcher):
+                del self._open[key]
+                if ask.row is not None:
+                    ask.matcher.learn(ask.row)
+
+    def _answer(self, asks: list[Ask]) -> None:
+        try:
+            self._make(asks)
+        except BaseException:
+            _log.exception("masks could not be made")
+            raise
+        finally:
+            with self._changed:
+                for ask in asks:
+                    ask.done = True
+                self._changed.notify_all()
+
+    def _make(self, asks: list[Ask]) -> None:
+        ready: list[tuple[Ask, LLGuidanceMatcher]] = []
+        for ask in asks:
+            try:
+                own = ask.matcher.exact if isinstance(ask.matcher, FollowedMatcher) else ask.matcher
+            except GrammarViolation:
+                continue
+            assert isinstance(own, LLGuidanceMatcher)
+            ready.append((ask, own))
+        if not ready:
+            return
+        rows = np.empty((len(ready), bitmask.words(ready[0][1].vocab_size)), np.int32)
+        self._fill_native([(own, row) for row, (_, own) in enumerate(ready)], rows)
+        for (ask, own), row in zip(ready, rows, strict=True):
+            try:
+                own.finish_fill(row)
+            except GrammarViolation:
+                continue
+            ask.row = row
+
+
+def _asked_of(matcher: Matcher) -> Said | LLGuidanceMatcher | None:
+    """Who stands for the mask; None where no engine has to be asked, or not one that is asked in other threads."""
+    if type(matcher) is FollowedMatcher:
+        if matcher.stopped or matcher.known_mask() is not None:
+            return None
+        return None if matcher.state is None else matcher.state.said
+    return matcher if type(matcher) is LLGuidanceMatcher else None

@@ -1,0 +1,139 @@
+"""Masks made in other threads are what the matchers would fill themselves."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sglite.errors import GrammarViolation
+from sglite.grammar import bitmask, spec
+from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
+from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
+from sglite.grammar.matcher import Matcher
+from tests.grammar.automaton.test_followed import SCHEMAS, both_of, odd_first, tricky_vocab
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tricky_vocab(), CompilerConfig(isolate=False))
+    yield made
+    made.close()
+
+
+def walked(compiler: GrammarCompiler, name: str, *, engines: bool, seed: int) -> Matcher:
+    """At some place, of a constraint that nothing is remembered of."""
+    followed, exact = both_of(compiler, spec.json_schema(SCHEMAS[name] | {"description": f"{name} {engines} {seed}"}))
+    matcher = exact if engines else followed
+    rng = random.Random(seed)
+    row = bitmask.empty(compiler.vocab.size)
+    for _ in range(rng.randint(0, 12)):
+        exact.fill(row)
+        token_id = odd_first(rng, bitmask.ids(row).tolist(), compiler.vocab)
+        if token_id in compiler.vocab.stop_ids:
+            break
+        exact.accept([token_id])
+        if matcher is not exact:
+            matcher.accept([token_id])
+    return matcher
+
+
+def expected(matcher: Matcher, size: int) -> np.ndarray:
+    row = bitmask.empty(size)
+    matcher.fork().fill(row)
+    return row
+
+
+@pytest.mark.parametrize("engines", [False, True], ids=["followed", "engine's"])
+def test_masks_that_were_asked_for_are_found_by_fill_and_shared(compiler: GrammarCompiler, engines: bool) -> None:
+    size, filler = compiler.vocab.size, compiler.filler
+    matchers = [walked(compiler, name, engines=engines, seed=i) for i, name in enumerate(SCHEMAS) for _ in range(2)]
+    asked = filler.begin(matchers)
+    assert asked
+    filler.wait(asked.values(), 10.0)
+    assert all(ask.done for ask in asked.values())
+    assert not filler.begin(matchers), "they are there"
+    rows = np.zeros((len(matchers), bitmask.words(size)), np.int32)
+    masks, failures = filler.shared(matchers)
+    assert not failures
+    own = [i for i, mask in enumerate(masks) if mask is None]
+    assert not filler.fill([matchers[i] for i in own], own, rows)
+    for matcher, mask, row in zip(matchers, masks, rows, strict=True):
+        assert np.array_equal(row if mask is None else mask.words, expected(matcher, size))
+
+
+def test_one_is_asked_for_all_that_stand_at_the_same_place(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_now(spec.json_schema(SCHEMAS["numbers"] | {"description": "the same place"}))
+    matchers = [grammar.matcher() for _ in range(5)]
+    for matcher in matchers:
+        matcher.accept(compiler.vocab.encode('{"age":1'))
+    asked = compiler.filler.begin(matchers)
+    assert len(asked) == 5
+    assert len({id(ask) for ask in asked.values()}) == 1
+    compiler.filler.wait(asked.values(), 10.0)
+
+
+def test_while_one_is_made_nobody_waits(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = (walked(compiler, "patterns", engines=True, seed=seed) for seed in (1, 2))
+    go_on = threading.Event()
+    fill_native = compiler.filler._asks._fill_native
+
+    def held_up(bases: list[tuple[LLGuidanceMatcher, int]], rows: np.ndarray) -> None:
+        if any(own is slow for own, _ in bases):
+            assert go_on.wait(10.0)
+        fill_native(bases, rows)
+
+    monkeypatch.setattr(compiler.filler._asks, "_fill_native", held_up)
+    asked = compiler.filler.begin([slow])
+    compiler.filler.wait(asked.values(), 0.001)
+    assert not asked[0].done
+    beside = compiler.filler.begin([slow, quick])
+    compiler.filler.wait([beside[1]], 10.0)
+    assert (beside[0].done, beside[1].done) == (False, True)
+    assert beside[0] is asked[0]
+    go_on.set()
+    compiler.filler.wait(asked.values(), 10.0)
+    rows = np.zeros((2, bitmask.words(compiler.vocab.size)), np.int32)
+    assert not compiler.filler.begin([slow, quick])
+    assert not compiler.filler.fill([slow, quick], [0, 1], rows)
+    assert np.array_equal(rows[0], expected(slow, compiler.vocab.size))
+    assert np.array_equal(rows[1], expected(quick, compiler.vocab.size))
+
+
+def test_what_was_made_for_a_place_is_not_used_at_another(compiler: GrammarCompiler) -> None:
+    matcher = walked(compiler, "short strings", engines=True, seed=3)
+    compiler.filler.wait(compiler.filler.begin([matcher]).values(), 10.0)
+    row = expected(matcher, compiler.vocab.size)
+    legal = [i for i in bitmask.ids(row).tolist() if i not in compiler.vocab.stop_ids]
+    matcher.accept([legal[-1]])
+    rows = np.zeros((1, bitmask.words(compiler.vocab.size)), np.int32)
+    assert not compiler.filler.fill([matcher], [0], rows)
+    assert np.array_equal(rows[0], expected(matcher, compiler.vocab.size))
+
+
+def test_a_matcher_that_fails_is_told_by_fill(compiler: GrammarCompiler) -> None:
+    class Limited(LLGuidanceMatcher):
+        def accept(self, token_ids: object) -> int:
+            return 0
+
+    grammar = compiler.compile_now(spec.json_schema(SCHEMAS["patterns"] | {"description": "one that fails"}))
+    assert isinstance(grammar, Grammar)
+    assert isinstance(grammar.base, LLGuidanceGrammar)
+    bad, good = grammar.matcher(), grammar.matcher()
+    assert isinstance(bad, FollowedMatcher)
+    for matcher in (bad, good):
+        matcher.accept(compiler.vocab.encode('{"name":"'))
+    bad._own, bad._behind = Limited(grammar.base.exact_matcher().native, compiler.vocab), 0
+    asked = compiler.filler.begin([bad])
+    compiler.filler.wait(asked.values(), 10.0)
+    assert asked[0].done
+    masks, failures = compiler.filler.shared([bad])
+    assert isinstance(failures.get(0), GrammarViolation)
+    assert masks == [None]
+    masks, failures = compiler.filler.shared([good])
+    assert not failures
+    assert masks[0] is not None
