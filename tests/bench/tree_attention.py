@@ -67,14 +67,15 @@ class Bench:
             whole[:rows] = values
             return torch.from_numpy(whole).cuda()
 
-        place = on_device(inputs.positions, -1)
+        place, on_rows = on_device(inputs.positions, -1), on_device(batch.rows, 0)
         forward = CudaForwardBatch(
             batch=batch,
             token_ids=place,
             positions=place,
             slots=on_device(inputs.slots, -1),
             page_table=table,
-            rows=on_device(batch.rows, 0),
+            rows=on_rows,
+            token_rows=on_rows,
             starts=place,
             num_new=place,
             logits_index=place,

@@ -130,6 +130,19 @@ def test_appending_first_gives_the_same(shape: Rows, splits: int) -> None:
     assert error(got[:-1], want[:-1]) < 1e-3
 
 
+def test_keys_and_values_alone_are_appended_like_beside_queries() -> None:
+    shape = SHAPES[0]
+    want, got = (shape.k.clone(), shape.v.clone()), (shape.k.clone(), shape.v.clone())
+    shape.append(*want, None)
+    keys_values = shape.qkv[:, shape.heads * shape.dim :].contiguous()
+    norm_rope_append_kernel[(2 * shape.kv_heads, 2)](
+        keys_values, *shape.gains, shape.cos_sin, shape.starts, shape.new, keys_values, keys_values, *got, len(LENGTHS),
+        EPS, HQ=0, HKV=shape.kv_heads, D=shape.dim, BLOCK_T=4, QK_NORM=shape.qk_norm, QUERIES=False, KEYS=False,
+        PDL=ON_GPU,
+    )  # fmt: skip
+    assert torch.equal(want[0], got[0]) and torch.equal(want[1], got[1])
+
+
 def test_append_writes_rotated_queries_and_keys() -> None:
     shape = SHAPES[0]
     q = torch.zeros(len(LENGTHS), shape.heads, shape.dim, dtype=DTYPE, device=DEVICE)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sglite.runtime.batch import DEVICE_TOKEN
+from sglite.runtime.device.cuda.attention import CudaAttention
 from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.executor.model_runner import ModelRunner
 from tests.fakes.batches import GREEDY, Driver, Part, generate, load_row
@@ -51,6 +52,40 @@ def test_large_steps_choose_them_too(saved: tuple[Path, Any]) -> None:
     prompts = [np.random.default_rng(8).integers(0, 320, n).tolist() for n in (200, 230, 180)]  # more than a small step
     for prompt, output in zip(prompts, generate(executor, prompts, 4), strict=True):
         assert behind(model, prompt, output, VOCAB) < 0.25
+
+
+def test_queries_that_nobody_reads_are_left_out_of_the_last_layer(
+    saved: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[bool] = []
+    leaves_out = CudaAttention.leaves_out
+    monkeypatch.setattr(CudaAttention, "leaves_out", lambda self, batch: False)
+    want = scores_of_large_steps(tiny_executor(saved[0], device="cuda", dtype="bfloat16", num_pages=2000))
+    monkeypatch.setattr(
+        CudaAttention, "leaves_out", lambda self, batch: (chosen.append(leaves_out(self, batch)), chosen[-1])[1]
+    )
+    got = scores_of_large_steps(tiny_executor(saved[0], device="cuda", dtype="bfloat16", num_pages=2000))
+    assert chosen == [True, True]
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.1)
+
+
+def scores_of_large_steps(executor: ModelRunner) -> list[Any]:
+    """Rows that want no logits, one or several, in two steps one after the other."""
+    driver, rng, found = Driver(executor), np.random.default_rng(3), []
+    for starts, counts, logits in (
+        ((0, 0, 0, 0, 0), (110, 120, 90, 125, 115), (1, 0, 5, 1, 0)),
+        ((110, 120, 90, 125, 115), (125, 110, 120, 60, 119), (0, 3, 1, 1, 0)),
+    ):
+        parts = [
+            Part(i, start, rng.integers(0, VOCAB, count).tolist(), num_logits=wanted, samples=False,
+                 targets=rng.integers(0, VOCAB, wanted).tolist() if wanted else None)
+            for i, (start, count, wanted) in enumerate(zip(starts, counts, logits, strict=True))
+        ]  # fmt: skip
+        result = driver.run(parts, loads=[] if starts[0] else [load_row(i) for i in range(len(parts))])
+        assert not result.errors
+        found += [result.chosen_logprobs[i] for i, wanted in enumerate(logits) if wanted]
+    return found
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["whole", "behind cached tokens"])

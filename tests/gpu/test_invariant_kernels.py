@@ -78,7 +78,7 @@ class Cache:
         page = self.table[rows.long(), (positions // self.page_size).long()]
         inputs = CudaForwardBatch(
             batch=batch, token_ids=rows, positions=positions, slots=page * self.page_size + positions % self.page_size,
-            page_table=self.table, rows=rows, starts=positions, num_new=rows, logits_index=rows,
+            page_table=self.table, rows=rows, token_rows=rows, starts=positions, num_new=rows, logits_index=rows,
             host_page_table=self.table.cpu().numpy(), page_size=self.page_size,
             key=GraphKey(len(places), 0, False, 1) if small else None,
         )  # fmt: skip
