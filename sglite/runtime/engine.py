@@ -9,8 +9,8 @@ still on the device:
     fill masks n        while the forward runs
     sample n            queued
 
-Where it pays to know the tokens of n - 1 before n is scheduled (forced text, drafts: scheduler/jumps.py, drafts.py), it
-is applied first: a turn. The plain loop does the same for one step at a time and gives the same tokens.
+Where it pays to know the tokens of n - 1 before n is scheduled (forced text, drafts: scheduler/turns.py), it is applied
+first: a turn. The plain loop does the same for one step at a time and gives the same tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from sglite.runtime.scheduler.outputs import OutputProcessor
 from sglite.runtime.scheduler.policy import WaitingList, make_order
 from sglite.runtime.scheduler.rows import RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
+from sglite.runtime.scheduler.turns import Turns, unmeasured
 from sglite.text.types import TextTokenizer
 
 __all__ = ["EngineCore", "GrammarService"]
@@ -103,10 +104,12 @@ class EngineCore:
         )
         self._overlap = executor.overlaps if config.overlap is None else config.overlap
         seconds = getattr(executor, "step_seconds", None)
-        self._jumps = JumpPolicy(overlaps=self._overlap, **({} if seconds is None else {"step_seconds": seconds}))
+        self._turns = Turns(seconds or unmeasured)
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
-        self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows)
+        self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows, asks=self._overlap)
+        # Drafts are cut by the matcher when the next step is scheduled: by then its mask has to be there.
+        self._caught_up = getattr(executor, "caught_up", None) if self._overlap and not config.prompt_lookup else None
         self._outputs = OutputProcessor(
             scheduler=self._scheduler,
             table=self._table,
@@ -114,7 +117,8 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
-            jumps=self._jumps,
+            jumps=JumpPolicy(overlaps=self._overlap, step_seconds=seconds or unmeasured),
+            turns=self._turns,
             clock=clock,
         )
         self._intake = Intake(
@@ -237,15 +241,19 @@ class EngineCore:
         if not self._overlap:
             self._plain_step(now)
         else:
-            if self._scheduler.wants_turn() or self._jumps.wants_turn(len(self._scheduler.running)):
+            if self._queued is not None and self._wants_turn():
                 self._apply_queued(None)
             self._overlapped_step(now)
         if self.metrics.steps > steps:
             self._count_time()
-            self._jumps.took(self._gap_work() - gap)
+            self._turns.took(self._gap_work() - gap)
         self._forget_jobs()
         self._measure()
         return self._outputs.take()
+
+    def _wants_turn(self) -> bool:
+        accepted, drafts = self._scheduler.expected_drafts()
+        return self._turns.pay(len(self._scheduler.running), accepted=accepted, drafts=drafts)
 
     def _plain_step(self, now: float) -> None:
         step = self._schedule(now)
@@ -275,7 +283,7 @@ class EngineCore:
             self._fail_step(step, failed)
             return
         try:
-            self._fill(step)
+            self._fill(step, self._caught_up)
             self._queued = step, self._sample(step)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_step(step, error)
@@ -342,14 +350,17 @@ class EngineCore:
         self._outputs.apply(step, result)
         self.metrics.apply_s += time.perf_counter() - began
 
-    def _fill(self, step: Step) -> None:
+    def _fill(self, step: Step, over: Callable[[], bool] | None = None) -> None:
         if not step.masked:
             return
         began = time.perf_counter()
-        for request, error in self._masks.fill(step, self._executor.mask_buffer()).items():
+        for request, error in self._masks.fill(step, self._executor.mask_buffer(), over=over).items():
             if not isinstance(error, SgliteError):
                 error = GrammarViolation(f"the grammar's mask failed: {type(error).__name__}: {error}")
             self._outputs.fail(request, error)
+        if step.late:
+            self._table.postpone(step)
+            self.metrics.late_tokens += len(step.late)
         self.metrics.mask_s += time.perf_counter() - began
 
     def _fail_step(self, step: Step, error: Exception, following: Step | None = None) -> None:

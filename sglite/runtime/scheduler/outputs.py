@@ -39,6 +39,7 @@ from sglite.runtime.scheduler.delayed import DelayedMatcher
 from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.rows import MATCHER, STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
+from sglite.runtime.scheduler.turns import Turns
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
 
@@ -58,11 +59,13 @@ class OutputProcessor:
         vocab_size: int,
         advancer: BatchAdvancer | None,
         jumps: JumpPolicy,
+        turns: Turns,
         clock: Callable[[], float],
     ) -> None:
         """`vocab_size`: ids that a sampler can draw. `advancer`: accepts the tokens of many matchers at once."""
         self._advancer = advancer
         self._jumps = jumps
+        self._turns = turns
         self._jumping: set[int] = set()  # rows of the step being applied whose forced text enters at once
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[list(tokenizer.stop_token_ids)] = True
@@ -114,6 +117,8 @@ class OutputProcessor:
             plain &= batch.num_drafts == 0
         if result.errors:
             plain[list(result.errors)] = False
+        if step.late:
+            plain[step.late] = False
         flags = table.flags[batch.rows]
         accepted: dict[int, bool] = {}
         bound = plain & ((flags & MATCHER) != 0)
@@ -123,6 +128,8 @@ class OutputProcessor:
         others = batch.samples & ~plain
         if result.errors:
             others[list(result.errors)] = True
+        if step.late:
+            others[step.late] = False
         if plain.any():
             rows = batch.rows[plain]
             table.advance(rows, tokens[plain])
@@ -148,7 +155,7 @@ class OutputProcessor:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
         drawing = self._table.in_flight[step.batch.rows] > 1  # the next draw is under way
         saved: dict[int, int] = {}
-        self._jumps.drew(len(indices), sum(ahead > 0 for ahead in verdicts))
+        self._turns.drew(len(indices), sum(ahead > 0 for ahead in verdicts))
         for i, request, ahead in zip(indices, requests, verdicts, strict=True):
             if not ahead:
                 continue

@@ -32,6 +32,7 @@ from sglite.runtime.scheduler.policy import WaitingList
 from sglite.runtime.scheduler.rows import SAMPLES, TARGETS, RowTable, RowView, Step
 from sglite.runtime.scheduler.running import NO_UPDATES, Running, joined
 
+_MOST_BEFORE_DRAFTS = 64  # tokens that a row computes in the step of its drafts: forced text, but no prompt
 _MIN_SHARED_TOKENS = 256  # below that reading a prefix once for several rows saves nothing
 
 
@@ -89,9 +90,9 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(len(self.running) or len(self.waiting) or self._over)
 
-    def wants_turn(self) -> bool:
-        """The next step should come after the last one's result, not beside it: rows may bring drafts then."""
-        return self._lookup is not None and self._lookup.wants_turn(len(self.running))
+    def expected_drafts(self) -> tuple[float, int]:
+        """Tokens that drafts would give if the next step came after the last one's result, and how many those are."""
+        return (0.0, 0) if self._lookup is None else self._lookup.expected(self.running.requests)
 
     def add(self, request: Request) -> None:
         self._sequence += 1
@@ -224,23 +225,23 @@ class Scheduler:
         new = view.wanted()
         for i in view.with_flag(TARGETS):
             new[i] = before_sample(self.running.requests[i], int(view.computed[i]), int(new[i]))
-        return _within(new, new <= 1 + view.drafts, self._max_step_tokens)
+        return _within(new, (new <= 1) | (view.drafts > 0), self._max_step_tokens)
 
     def _draft(self, lookup: PromptLookup) -> None:
-        """Rows whose last token is known and alone to be computed may try what could follow it."""
+        """Rows whose last token is known may try what could follow it, behind forced text that they compute."""
         view = self.running.view()
-        ready = (view.in_flight == 0) & (view.wanted() == 1) & ((view.flags & (SAMPLES | TARGETS)) == SAMPLES)
-        drafted = 0
-        for i in np.flatnonzero(ready).tolist():
+        draws = (view.flags & (SAMPLES | TARGETS)) == SAMPLES
+        ready = draws & (view.in_flight == 0) & (view.wanted() >= 1) & (view.wanted() <= _MOST_BEFORE_DRAFTS)
+        for i in np.flatnonzero(draws).tolist():
             request = self.running.requests[i]
             self._table.settle(request)
-            if request.num_output and not request.num_ahead:
-                drafts = lookup.drafts(request, len(self.running))
+            if not request.num_output:
+                continue
+            lookup.watch(request)
+            if ready[i] and not request.num_ahead:
+                drafts = lookup.drafts(request)
                 if len(drafts):
                     self._table.draft(request, drafts)
-                    drafted += len(drafts)
-        if ready.any():
-            lookup.turn_over(drafted)
 
     def _make_room(self) -> bool:
         """Someone gives pages up. False when nobody is left to run."""

@@ -3,7 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sglite.runtime.scheduler.drafts import look_up
+from sglite.runtime.batch import GREEDY
+from sglite.runtime.cache.radix_tree import Namespace
+from sglite.runtime.request import Job, Request
+from sglite.runtime.scheduler.drafts import PromptLookup, look_up
 from tests.fakes.matcher import TextsMatcher, choice
 from tests.runtime.harness import Harness, greedy
 
@@ -24,6 +27,14 @@ REPEATS = '[{"name": "abc"}, {"name": "abd"}, {"name": "abe"}]'
 )
 def test_look_up(tokens: list[int], expected: list[int]) -> None:
     assert look_up(np.array(tokens, np.int32), 3).tolist() == expected
+
+
+def _request(prompt: list[int]) -> Request:
+    n = len(prompt)
+    ids = np.zeros(400, np.int32)
+    ids[:n] = prompt
+    job = Job("r", None, 0.0)
+    return Request(job, 0, ids, n, n, 400, 399, samples=True, sampling=GREEDY, namespace=Namespace())
 
 
 @BOTH_LOOPS
@@ -65,11 +76,13 @@ def test_an_illegal_draft_is_cut_before_it_is_tried(overlap: bool) -> None:  # R
             seen.append(list(token_ids))
             return super().accept(token_ids)
 
-    harness = Harness(overlap=overlap, prompt_lookup=5)
+    harness = Harness(overlap=overlap, prompt_lookup=4)
     harness.grammars.make = Watching
-    output = harness.generate("abXY abXY", grammar=choice("abab1", "abab2"), jump_forward=False)
-    assert output.text in ("abab1", "abab2")
+    spec = choice("abcdefghijkl1", "abcdefghijkl2")
+    output = harness.generate("abcdefghijklXY abcdefghijklXY", grammar=spec, jump_forward=False)
+    assert output.text in ("abcdefghijkl1", "abcdefghijkl2")
     assert any(len(run) > 1 for run in seen)
+    assert 0 < output.usage.draft_tokens == output.usage.accepted_draft_tokens
 
 
 @BOTH_LOOPS
@@ -90,12 +103,44 @@ def test_drafts_with_logprobs_stops_and_min_tokens(overlap: bool) -> None:
         assert drafted.logprobs == plain.logprobs
 
 
-def test_text_that_does_not_repeat_is_overlapped_again() -> None:
+def test_text_that_does_not_repeat_stays_overlapped() -> None:
     harness = Harness(overlap=True, prompt_lookup=4)
     output = harness.generate("no repetition", max_tokens=100, ignore_eos=True)
     assert list(output.token_ids) == greedy("no repetition", 100)
-    device = [b for b in harness.executor.batches if b.token_ids[0] == -1]
-    assert len(device) > 40
+    assert [b.token_ids[0] for b in harness.executor.batches[1:]] == [-1] * 99
+    assert harness.core.metrics.draft_tokens == 0
+
+
+def test_text_that_repeats_wrongly_is_found_out_without_a_draft() -> None:
+    guesses = PromptLookup(max_drafts=4, max_rows=8)
+    request = _request([1, 2, 3, 4, 5, 6, 1, 2])
+    for token_id in [9, 1, 2] * 50:  # never what followed before
+        guesses.watch(request)
+        request.append(token_id if token_id != 9 else 100 + request.num_tokens)
+    assert guesses.expected([request]) == (0.0, 0)
+
+
+def test_copied_text_is_found_out_without_a_draft_too() -> None:
+    guesses = PromptLookup(max_drafts=4, max_rows=8)
+    request = _request([*range(50), 0, 1, 2])
+    for token_id in range(3, 15):
+        guesses.watch(request)
+        request.append(token_id)
+    expected, drafts = guesses.expected([request])
+    assert expected > 2
+    assert drafts == 4
+    assert guesses.expected([request] * 9) == (0.0, 0)  # too many rows
+
+
+@BOTH_LOOPS
+def test_drafts_stand_behind_forced_text_in_one_step(overlap: bool) -> None:
+    text = '{"a":"xyxyxyxy","b":"xyxyxyxy","c":"xyxyxyxy"}'
+    spec = choice(text, *(text.replace("y", other) for other in "uvw"))
+    slow = Harness().generate("xyxyxyxy", grammar=spec, jump_forward=False)
+    harness = Harness(overlap=overlap, prompt_lookup=4)
+    fast = harness.generate("xyxyxyxy", grammar=spec)
+    assert fast.text == slow.text
+    assert fast.usage.forced_tokens > 8
 
 
 def test_drafts_respect_the_limit_and_memory() -> None:

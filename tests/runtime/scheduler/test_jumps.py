@@ -51,33 +51,6 @@ def test_rows_draw_their_forced_text_until_the_device_is_ready() -> None:
     assert asked[0] == (16, 23)
 
 
-def policy_after(share: float, gap: float, *, seconds: float, overlaps: bool = True) -> JumpPolicy:
-    policy = JumpPolicy(overlaps=overlaps, step_seconds=lambda num_rows, num_tokens: seconds)
-    for _ in range(200):
-        policy.drew(100, round(100 * share))
-        policy.took(gap)
-    return policy
-
-
-def test_turns_pay_where_runs_are_frequent_and_steps_are_long() -> None:
-    assert policy_after(0.25, 0.0004, seconds=0.004).wants_turn(1)
-    assert not policy_after(0.25, 0.0004, seconds=0.0007).wants_turn(1)  # the host's time is worth more than the steps
-    assert not policy_after(0.05, 0.0004, seconds=0.004).wants_turn(1)
-    assert not policy_after(0.25, 0.0004, seconds=0.004).wants_turn(0)
-
-
-def test_no_turn_where_nothing_overlaps_or_nothing_is_measured() -> None:
-    assert not policy_after(0.25, 0.0004, seconds=0.004, overlaps=False).wants_turn(1)
-    assert not policy_after(0.25, 0.0004, seconds=0.0).wants_turn(1)
-    assert not JumpPolicy(overlaps=True, step_seconds=lambda *_: 0.004).wants_turn(1)
-
-
-def test_one_slow_step_does_not_stop_turns() -> None:
-    policy = policy_after(0.25, 0.0004, seconds=0.004)
-    policy.took(0.5)
-    assert policy.wants_turn(1)
-
-
 class TimedExecutor(ScriptedExecutor):
     """Its steps take `seconds`, it says."""
 
