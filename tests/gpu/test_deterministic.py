@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglite.errors import InvalidRequest
+from sglite.runtime.device.cuda.inputs import GraphKey
 from tests.fakes.tiny_models import tiny_executor
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.gpu.models import behind, save_tiny
@@ -80,6 +81,19 @@ def test_a_cached_answer_is_read_like_a_prompt(saved: tuple[Path, Any], dtype: s
     longer = [*prompt, *answer(warm, prompt), 7, 8, 9]
     assert answer(warm, longer) == answer(cold, longer)
     assert warm.core.metrics.cached_tokens > len(prompt)
+
+
+def test_a_graph_captured_behind_a_large_step_reads_nothing_of_it(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    harness = engine(tmp_path, "bfloat16", num_pages=3000, max_step_tokens=2048)
+    ids = [harness.add(prompt, max_tokens=3, ignore_eos=True) for prompt in prompts()]
+    harness.step()
+    assert harness.executor._forward._seen == set(), "all prompts came in one large step"
+    device = harness.executor._device
+    device._capture_ahead(GraphKey(4, 4, decode=False, splits=1))
+    torch.cuda.synchronize()
+    harness.run()
+    assert {len(harness.output(request_id).token_ids) for request_id in ids} == {3}
 
 
 def test_what_has_no_such_kernels_is_refused(tmp_path: Path) -> None:

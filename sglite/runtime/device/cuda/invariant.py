@@ -21,8 +21,8 @@ from sglite.runtime.batch import Batch
 from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm, PackedWeight
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import norm_rope_append_kernel
-from sglite.runtime.device.cuda.kernels.elementwise import norm_kernel
 from sglite.runtime.device.cuda.kernels.invariant import product_kernel, tile_attention_kernel
+from sglite.runtime.device.cuda.ops import launch_norm
 
 _APPEND_TOKENS = 4  # a program of the rope kernel: other numbers would add a head's squares in another order
 _KEYS = 64  # a step of the softmax
@@ -74,12 +74,12 @@ class InvariantOps:
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         y = x.new_empty(x.shape[0], weight.shape[0])
-        self._product(self._norm(x, norm), weight, y, bias)
+        self._product(launch_norm(x, norm, pdl=self._pdl), weight, y, bias)
         return y
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, weight: PackedWeight) -> torch.Tensor:
         y = x.new_empty(x.shape[0], weight.shape[0] // 2)
-        self._product(self._norm(x, norm), weight, y, None, gated=True)
+        self._product(launch_norm(x, norm, pdl=self._pdl), weight, y, None, gated=True)
         return y
 
     def linear_add(
@@ -87,17 +87,6 @@ class InvariantOps:
     ) -> torch.Tensor:
         self._product(x, weight, residual, bias, add=True)
         return residual
-
-    def _norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        y = torch.empty_like(x)
-        rows, width = x.shape
-        if rows:
-            block = triton.next_power_of_2(width)
-            norm_kernel[(rows,)](
-                x, norm.weight, y, norm.eps, K=width, BLOCK_K=block, PDL=self._pdl,
-                num_warps=8 if block >= 4096 else 4, launch_pdl=self._pdl,
-            )  # fmt: skip
-        return y
 
     def _product(
         self,
@@ -141,7 +130,6 @@ class InvariantAttention:
 
     def plan(self, batch: ForwardBatch) -> None:
         assert isinstance(batch, CudaForwardBatch)
-        self._tiles = None
         if batch.key is None:
             tiles = torch.from_numpy(query_tiles(batch.batch, self._tokens))
             self._tiles = tiles.to(batch.token_ids.device)  # unpinned: copied to a staging buffer before this returns
@@ -166,8 +154,9 @@ class InvariantAttention:
             QK_NORM=norms is not None, QUERIES=True, KEYS=False, PDL=self._pdl, launch_pdl=self._pdl,
         )  # fmt: skip
         out = torch.empty_like(q)
-        single = self._tiles is None
-        rows, starts, firsts, counts = (batch.rows, batch.starts, q, q) if self._tiles is None else self._tiles
+        single = batch.key is not None  # what was planned last may be another step: a graph is captured without a plan
+        tiles = None if single else self._tiles
+        rows, starts, firsts, counts = (batch.rows, batch.starts, q, q) if tiles is None else tiles
         tile_attention_kernel[(tokens if single else len(rows), shape.num_kv_heads)](
             q, k_cache, v_cache, batch.page_table, rows, starts, firsts, counts, out, batch.page_table.stride(0),
             shape.scale * math.log2(math.e),

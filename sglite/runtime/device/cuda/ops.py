@@ -126,7 +126,7 @@ class CudaOps:
             y = x.new_empty(1, outputs)
             self._row(x, weight, y, bias, norm=norm)
             return y
-        normed = self._norm(x, norm)
+        normed = launch_norm(x, norm, pdl=self._pdl)
         if rows <= (_SKINNY_ROWS if outputs >= _MANY_OUTPUTS else _WIDE_ROWS):
             y = x.new_empty(rows, outputs)
             if self._wide(normed, weight, y, bias, gated=False):
@@ -141,7 +141,7 @@ class CudaOps:
         if rows == 1:
             self._row(x, weight, y, None, norm=norm, gated=True)
             return y
-        normed = self._norm(x, norm)
+        normed = launch_norm(x, norm, pdl=self._pdl)
         if rows <= _WIDE_ROWS and self._wide(normed, weight, y, None, gated=True):
             return y
         if self._pdl and rows >= _GATED_ROWS and not (outputs % 8 or x.shape[1] % 8):
@@ -165,17 +165,6 @@ class CudaOps:
             return residual
         residual.addmm_(x, weight.t())
         return residual if bias is None else residual.add_(bias)
-
-    def _norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        y = torch.empty_like(x)
-        rows, width = x.shape
-        if rows:
-            block = triton.next_power_of_2(width)
-            norm_kernel[(rows,)](
-                x, norm.weight, y, norm.eps, K=width, BLOCK_K=block, PDL=self._pdl,
-                num_warps=8 if block >= 4096 else 4, launch_pdl=self._pdl,
-            )  # fmt: skip
-        return y
 
     def _row(
         self,
@@ -236,6 +225,19 @@ class CudaOps:
             num_warps=4, launch_pdl=self._pdl,
         )  # fmt: skip
         return True
+
+
+def launch_norm(x: torch.Tensor, norm: Norm, *, pdl: bool) -> torch.Tensor:
+    """A program a row: what a row gives depends on no other."""
+    y = torch.empty_like(x)
+    rows, width = x.shape
+    if rows:
+        block = triton.next_power_of_2(width)
+        norm_kernel[(rows,)](
+            x, norm.weight, y, norm.eps, K=width, BLOCK_K=block, PDL=pdl, num_warps=8 if block >= 4096 else 4,
+            launch_pdl=pdl,
+        )  # fmt: skip
+    return y
 
 
 def launch_gated(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, programs: int) -> None:
