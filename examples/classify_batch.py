@@ -16,7 +16,7 @@ REVIEWS = [
 
 
 @sgl.function
-def classify(s, review: str):
+def classify(s: sgl.ProgramState, review: str):
     s += "Decide whether a review is positive, negative or neutral.\n\n"
     s += "Review: Wonderful, I would buy it again.\nLabel: positive\n\n"
     s += "Review: A waste of money.\nLabel: negative\n\n"

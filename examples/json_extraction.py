@@ -38,7 +38,7 @@ MESSAGES = [
 
 
 @sgl.function
-def extract(s, message: str):
+def extract(s: sgl.ProgramState, message: str):
     s += sgl.system("You turn customers' messages into JSON tickets.")
     s += sgl.user(message)
     s += sgl.assistant(sgl.gen("ticket", schema=Ticket, max_tokens=256, temperature=0))

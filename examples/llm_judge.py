@@ -25,7 +25,7 @@ money, but a mature tree gives back more than it takes."""
 
 
 @sgl.function
-def judge(s, article: str):
+def judge(s: sgl.ProgramState, article: str):
     s += sgl.system("You judge articles.")
     s += sgl.user("Here is an article.\n\n" + article)
     forks = s.fork(len(DIMENSIONS))

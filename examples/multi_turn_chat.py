@@ -8,7 +8,7 @@ QUESTIONS = ["Name a fruit that is yellow.", "What can I cook with it?", "How lo
 
 
 @sgl.function
-def chat(s, questions: list[str]):
+def chat(s: sgl.ProgramState, questions: list[str]):
     s += sgl.system("You are a friendly cook. Answer in one short sentence.")
     for number, question in enumerate(questions):
         with s.user():

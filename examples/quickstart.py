@@ -16,7 +16,7 @@ class City(BaseModel):
 
 
 @sgl.function
-def capital(s, country: str):
+def capital(s: sgl.ProgramState, country: str):
     s += sgl.user(f"What is the capital of {country}?")
     s += sgl.assistant(sgl.gen("answer", max_tokens=40, temperature=0))
     s += sgl.user("Tell me that city's name, country and continent as JSON.")

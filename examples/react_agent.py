@@ -56,7 +56,7 @@ Question: """
 
 
 @sgl.function
-def react(s, question: str, max_turns: int = 4):
+def react(s: sgl.ProgramState, question: str, max_turns: int = 4):
     s += PROMPT + question + "\n"
     for turn in range(max_turns):
         s += "Thought:" + sgl.gen("thought", stop="\n", max_tokens=32, temperature=0) + "\n"

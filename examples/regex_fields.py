@@ -12,7 +12,7 @@ FIELDS = {
 
 
 @sgl.function
-def booking(s, request: str):
+def booking(s: sgl.ProgramState, request: str):
     s += f"Request: {request}\n\nBooking form\n"
     with s.var_scope("form"):
         for field, pattern in FIELDS.items():

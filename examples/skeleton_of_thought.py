@@ -13,7 +13,7 @@ Points = TypeAdapter(Annotated[list[Point], Field(min_length=3, max_length=4)])
 
 
 @sgl.function
-def skeleton_of_thought(s, question: str):
+def skeleton_of_thought(s: sgl.ProgramState, question: str):
     s += sgl.user(f"{question}\nList the main points as a JSON array of short strings.")
     s += sgl.assistant(sgl.gen("points", schema=Points, max_tokens=160, temperature=0))
     forks = s.fork(len(s["points"]))

@@ -8,14 +8,14 @@ import sglite as sgl
 
 
 @sgl.function
-def story(s, hero: str):
+def story(s: sgl.ProgramState, hero: str):
     s += f"Once upon a time there was {hero}"
     s += sgl.gen("beginning", max_tokens=24, stop=".", temperature=0) + ".\n"
     s += "One day" + sgl.gen("middle", max_tokens=24, stop=".", temperature=0) + ".\nThe end."
 
 
 @sgl.function
-async def rhyme(s, word: str):
+async def rhyme(s: sgl.ProgramState, word: str):
     s += f"A word that rhymes with {word} is"
     s += sgl.gen("rhyme", max_tokens=4, stop=["\n", "."], temperature=0)
     return s["rhyme"].strip()

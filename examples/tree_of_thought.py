@@ -19,7 +19,7 @@ STEPS = {
 }
 
 
-def grow(s, steps: list[str], max_tokens: int) -> list:
+def grow(s: sgl.ProgramState, steps: list[str], max_tokens: int) -> list[sgl.ProgramState]:
     """Append the first step to each of two forks and grow the rest from there; returns the leaves.
 
     Nothing is read here, so nothing waits: the whole tree is under way at once.
@@ -34,7 +34,7 @@ def grow(s, steps: list[str], max_tokens: int) -> list:
 
 
 @sgl.function
-def tree_of_thought(s, question: str, max_tokens: int = 48):
+def tree_of_thought(s: sgl.ProgramState, question: str, max_tokens: int = 48):
     s += sgl.system("You solve problems carefully.")
     s += sgl.user("Problem: " + question)
     leaves = grow(s, list(STEPS), max_tokens)

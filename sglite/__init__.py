@@ -69,6 +69,7 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(_PROTOCOL, "sglite.protocol"),
     **dict.fromkeys(_LANG, "sglite.lang.api"),
     **dict.fromkeys(_CHOICES, "sglite.lang.choices"),
+    "ProgramState": "sglite.lang.state",
     "global_config": "sglite.lang.config",
     "Engine": "sglite.runtime.async_engine",
     "Runtime": "sglite.lang.backends.runtime",

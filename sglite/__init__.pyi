@@ -137,6 +137,7 @@ from sglite.lang.choices import (
     unconditional_likelihood_normalized as unconditional_likelihood_normalized,
 )
 from sglite.lang.config import global_config as global_config
+from sglite.lang.state import ProgramState as ProgramState
 from sglite.protocol import (
     FinishReason as FinishReason,
 )

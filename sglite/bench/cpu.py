@@ -167,7 +167,7 @@ def _theirs(folder: str, prompt: list[int], rows: list[list[int]], note: Callabl
         batch = torch.tensor(ids)
         with torch.inference_mode():
             return _timed(
-                lambda: net.generate(  # pyright: ignore[reportAttributeAccessIssue]
+                lambda: net.generate(
                     batch, attention_mask=torch.ones_like(batch), max_new_tokens=tokens, min_new_tokens=tokens,
                     do_sample=False, pad_token_id=0,
                 )

@@ -22,6 +22,7 @@ import transformers
 import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
+from transformers.generation import BaseStreamer
 
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.models.sources import resolve_model
@@ -61,7 +62,7 @@ class Model:
         return [(self.tokenizer.decode(answer, skip_special_tokens=True), len(answer)) for answer in answers]
 
 
-class Streamer(transformers.generation.streamers.BaseStreamer):
+class Streamer(BaseStreamer):
     """Each token's id as it comes, for one coroutine; the first call brings the prompt."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, SgliteError
-from sglite.grammar.matcher import OVER, REFUSED, BatchAdvancer
+from sglite.grammar.matcher import OVER, REFUSED, BatchAdvancer, Matcher
 from sglite.protocol import (
     ErrorInfo,
     GenerateRequest,
@@ -255,7 +255,8 @@ class OutputProcessor:
                 if status is not None:
                     break
             if status is None and request.matcher is not None:
-                request.matcher = getattr(request.matcher, "unwrapped", None) or request.matcher
+                unwrapped: Matcher | None = getattr(request.matcher, "unwrapped", None)
+                request.matcher = unwrapped or request.matcher
                 if completion.jump_forward:
                     status = self._append_forced(request) if jump else self._draw_forced(request)
                 if request.grammar is None and request.matcher.can_stop:
