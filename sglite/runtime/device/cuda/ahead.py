@@ -9,7 +9,7 @@ from sglite.runtime.batch import Batch
 from sglite.runtime.device.cuda.attention import choose_splits
 from sglite.runtime.device.cuda.inputs import GraphKey
 
-_SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128)  # new tokens; the coarse ones of inputs.py
+_SIZES = (2, 4, 8, 16, 32, 64, 128)  # new tokens; the coarse ones of inputs.py
 _LENGTHS = (256, 1024, 4096)  # of the longest row
 
 
