@@ -122,6 +122,7 @@ class Case(msgspec.Struct):
     keys: tuple[KeyRule, ...] = ()
     some_keys: tuple[SomeKey, ...] = ()
     key_names: tuple[Literal, ...] = ()
+    listed: tuple[str, ...] | None = None  # undeclared names that are told apart as declared ones are (objects.py)
     required: dict[str, None] = {}  # an ordered set, its own
     absent: frozenset[str] = frozenset()
     presence: Formula = True

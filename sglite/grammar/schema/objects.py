@@ -8,14 +8,22 @@ into classes by the patterns that they match.
 
 from __future__ import annotations
 
+import json
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from sglite.grammar.schema.cases import Case, Conjunction, SomeKey
+from sglite.grammar.schema.cases import STRING, Case, Conjunction, SomeKey
+from sglite.grammar.schema.emptiness import some_texts
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
-from sglite.grammar.schema.openness import pattern_count, pattern_is_open, string_count, strings_are_open
+from sglite.grammar.schema.openness import (
+    others_are_open,
+    pattern_count,
+    pattern_is_open,
+    string_count,
+    strings_are_open,
+)
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.pattern_text import found_in, pattern_expression
 from sglite.grammar.schema.presence import Formula, assign, names_in
@@ -29,6 +37,8 @@ OPEN, CLOSE = Terminal('"{"'), Terminal('"}"')
 MAX_CLASSES = 64
 MAX_SOME_KEYS = 4
 MAX_STATES = 4000
+MAX_LISTED = 24  # undeclared names that are told apart one by one
+MAX_SOUGHT = 64  # names that are looked for, to see that there are as many
 MAX_COUNTED = 1000  # states with a count each; beyond, the count is a parameter
 
 
@@ -68,10 +78,13 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
         emitter.leave_out(case, "not", f"more than {MAX_SOME_KEYS} rules that some key must break")
         case = case.copy()
         case.some_keys = ()
+    found = _classes(emitter, case, set(key_order(case)))
+    if case.listed is None and (found.witnesses_run_out or _may_lack_keys(case, found)):
+        _list_names(case, found)
+        found = _classes(emitter, case, set(key_order(case)))
     names = key_order(case)
     named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
     named = [key for key in named if key is not None]
-    found = _classes(emitter, case, set(names))
     classes = found.kinds
     presence = case.presence
     for name in names_in(presence) - {key.name for key in named}:
@@ -108,14 +121,37 @@ def all_keys(emitter: Emitter, case: Case) -> list[str] | None:
     return None if _classes(emitter, case, set(names)).kinds else [name for name in names if name not in case.absent]
 
 
+def _list_names(case: Case, found: Classes) -> None:
+    """Where some key must be there, or a number of them, and only few names will do: tell these apart, so that none of
+    them is taken by a key that leaves the object without a way to its end."""
+    names: dict[str, None] = {}
+    for kind in found.kinds:
+        texts = some_texts(kind.expression, MAX_LISTED)
+        if texts is not None and len(texts) <= MAX_LISTED:
+            names.update((json.loads(b'"' + name + b'"'), None) for name in texts)
+        elif not case.some_keys:
+            return
+    if len(names) <= MAX_LISTED:
+        case.listed = tuple(sorted(names))
+
+
 def _follow_free_keys(emitter: Emitter, case: Case, found: Classes) -> None:
     """Unnamed keys are kept apart while the object is written: say so, and see that enough of them exist."""
     wanted = case.min_keys - len(case.required)
-    if found.run_out and wanted > 1 and found.at_least < wanted:
+    if _may_lack_keys(case, found):
         emitter.leave_out(case, "minProperties", f"it is not proven that {wanted} different further keys exist")
     if found.witnesses_run_out:
         emitter.leave_out(case, "not", "the keys that may break it can all be taken by others")
     emitter.take_free_keys(run_out=found.run_out, counted=wanted > 1)
+
+
+def _may_lack_keys(case: Case, found: Classes) -> bool:
+    """It is not proven that as many different undeclared keys exist as may be asked for."""
+    wanted = case.min_keys - len(case.required)
+    if not found.run_out or wanted < 2 or found.at_least >= wanted:
+        return False
+    texts = [some_texts(kind.expression, min(wanted, MAX_SOUGHT)) for kind in found.kinds if not kind.satisfies]
+    return sum(len(each) for each in texts if each is not None) < wanted
 
 
 def _cap(case: Case) -> int:
@@ -126,7 +162,8 @@ def _cap(case: Case) -> int:
 def key_order(case: Case) -> list[str]:
     """All keys that the case names: those of `properties` first, then those that are only asked for or forbidden."""
     declared = chain.from_iterable(rule.named for rule in case.keys)
-    return list(dict.fromkeys(chain(declared, case.required, sorted(names_in(case.presence)), sorted(case.absent))))
+    others = (case.required, sorted(names_in(case.presence)), sorted(case.absent), case.listed or ())
+    return list(dict.fromkeys(chain(declared, *others)))
 
 
 def _named_key(emitter: Emitter, case: Case, name: str) -> NamedKey | None:
@@ -166,7 +203,7 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
     """A partition of the unnamed keys, classes with equal rules united, classes without any value left out."""
     patterns = list(dict.fromkeys(pattern for rule in case.keys for pattern, _ in rule.patterns))
     bases = _allowed_names(emitter, case)
-    outside = [f"~{one_of(sorted(n for n in names if encodable(n)))}"] if names else []
+    outside = [~one_of(sorted(n for n in names if encodable(n)))] if names else []
     by_rule: dict[Conjunction, list[str]] = {}
     left_out: list[frozenset[str]] = []
     for base in bases:
@@ -188,11 +225,16 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
         for group in _groups(list(range(len(case.some_keys))))
         for kind in _witness_classes(emitter, case, group, patterns, bases, outside)
     ]
-    open_witnesses = bases == _ANY_NAME and all(_is_open_witness(emitter, rule) for rule in case.some_keys)
+    if case.listed is not None:  # what is left of a class may be nothing
+        found, witnesses = ([k for k in kinds if some_texts(k.expression, 0) != ()] for kinds in (found, witnesses))
+    asked_for = {i for kind in witnesses for i in kind.satisfies}
+    open_witnesses = _all_but_few_names(emitter, case) and all(
+        _is_open_witness(emitter, case.some_keys[i]) for i in asked_for
+    )
     return Classes(
         found + witnesses,
         run_out=_running_out(emitter, case, patterns, left_out),
-        at_least=_num_names(emitter, case, patterns) - len(names),
+        at_least=0 if set(left_out) - {frozenset()} else _num_names(emitter, case, patterns) - len(names),
         witnesses_run_out=bool(witnesses) and not open_witnesses,
     )
 
@@ -210,9 +252,7 @@ def _running_out(emitter: Emitter, case: Case, patterns: list[str], left_out: li
 
 
 def _names_are_open(emitter: Emitter, case: Case) -> bool:
-    return len(case.key_names) == 1 and all(
-        c.values is None and strings_are_open(c) for c in emitter.cases(case.key_names)
-    )
+    return len(case.key_names) == 1 and all(map(_is_open, emitter.cases(case.key_names)))
 
 
 def _num_names(emitter: Emitter, case: Case, patterns: list[str]) -> int:
@@ -225,13 +265,27 @@ def _num_names(emitter: Emitter, case: Case, patterns: list[str]) -> int:
     return min((string_count(c) if c.values is None else len(c.values) for c in found), default=0)
 
 
+def _all_but_few_names(emitter: Emitter, case: Case) -> bool:
+    """Names are all strings of some length or more, but for finitely many."""
+    cases = [c for literal in case.key_names for c in emitter.cases((literal,)) if c.types & STRING]
+    return all(c.values is None and not c.texts and c.max_length is None for c in cases)
+
+
 _ANY_NAME = [[ANY_STRING]]
 
 
 def _is_open_witness(emitter: Emitter, rule: SomeKey) -> bool:
-    if rule.not_matching or (rule.name is not None and emitter.expander.canonical((rule.name,))):
-        return False
+    """Every beginning of a key's name that can break the rule goes on in infinitely many ways."""
+    if rule.not_matching:
+        return rule.name is None and rule.pattern is None and all(map(others_are_open, rule.not_matching))
+    if rule.name is not None and emitter.expander.canonical((rule.name,)):
+        names = emitter.cases((rule.name,))
+        return rule.pattern is None and all(c.types & STRING == 0 or _is_open(c) for c in names)
     return rule.pattern is None or pattern_is_open(rule.pattern)
+
+
+def _is_open(case: Case) -> bool:
+    return case.values is None and strings_are_open(case)
 
 
 def _union(expressions: list[str], patterns: list[str], bases: list[list[str]], outside: list[str]) -> str:
@@ -273,13 +327,15 @@ def _names_of(emitter: Emitter, literals: Conjunction) -> list[list[str]]:
 def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[tuple[frozenset[str], list[str]]] | None:
     """The key texts of `base` by the set of patterns that they match; None where there are too many such sets."""
     classes: list[tuple[frozenset[str], list[str]]] = [(frozenset(), base)]
-    for pattern in patterns:
-        expression = pattern_expression(pattern)
+    expressions = [pattern_expression(pattern) for pattern in patterns]
+    told = emitter.languages.told_apart(base, expressions) if len(patterns) > 1 else None
+    for i, (pattern, expression) in enumerate(zip(patterns, expressions, strict=True)):
+        there = None if told is None else {frozenset(patterns[j] for j in one if j <= i) for one in told}
         split = []
         for matched, parts in classes:
-            for side in ((matched | {pattern}, [*parts, expression]), (matched, [*parts, f"~{expression}"])):
+            for side in ((matched | {pattern}, [*parts, expression]), (matched, [*parts, ~expression])):
                 # An empty class does no harm; testing for it only keeps many patterns from multiplying.
-                if len(patterns) == 1 or not emitter.is_empty(side[1]):
+                if side[0] in there if there is not None else len(patterns) == 1 or not emitter.is_empty(side[1]):
                     split.append(side)
         classes = split
         if len(classes) > MAX_CLASSES:
@@ -296,8 +352,8 @@ def _witness_classes(
     values: list[int] = []
     for i in sorted(group):
         rule = case.some_keys[i]
-        narrow += [f"~{one_of(sorted(rule.named))}"] if rule.named else []
-        narrow += [f"~{pattern_expression(pattern)}" for pattern in rule.not_matching]
+        narrow += [~one_of(sorted(rule.named))] if rule.named else []
+        narrow += [~pattern_expression(pattern) for pattern in rule.not_matching]
         narrow += [pattern_expression(rule.pattern)] if rule.pattern is not None else []
         names += [rule.name] if rule.name is not None else []
         values += [rule.value] if rule.value is not None else []

@@ -32,6 +32,28 @@ def pattern_is_open(text: str) -> bool:
     return not has_look(tree) and all(not way.at_end or _ends_open(way.body) for way in split_anchors(tree))
 
 
+@lru_cache(maxsize=4096)
+def others_are_open(text: str) -> bool:
+    """Every beginning of a string in which `text` is not found goes on in infinitely many such ways: by characters that
+    the pattern does not know. Raises PatternError."""
+    tree = parse(text)
+    return not has_look(tree) and _knows_its_characters(tree) and lengths(tree)[0] > 0
+
+
+def _knows_its_characters(tree: Pattern) -> bool:
+    """Each character that it matches is named in it, and few are."""
+    match tree:
+        case Chars(ranges, negated, properties):
+            return not negated and not properties and sum(high - low + 1 for low, high in ranges) <= MAX_CODE_POINT // 2
+        case Cat(parts):
+            return all(map(_knows_its_characters, parts))
+        case Alt(options):
+            return all(map(_knows_its_characters, options))
+        case Repeat(body):
+            return _knows_its_characters(body)
+    return True
+
+
 def _ends_open(tree: Pattern) -> bool:
     """A match can always be made longer."""
     match tree:
@@ -116,6 +138,8 @@ def _merged(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
 
 def strings_are_open(case: Case) -> bool:
     """Every beginning of a string of the case goes on in infinitely many ways."""
+    if [(rule.kind, rule.negated) for rule in case.texts] == [("pattern", True)]:
+        return case.max_length is None and others_are_open(case.texts[0].text)
     patterns = _patterns(case)
     return patterns is not None and case.max_length is None and all(map(pattern_is_open, patterns[:1]))
 

@@ -268,9 +268,18 @@ def test_where_items_could_get_stuck_they_are_refused_or_validated(compiler, sch
 def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
     few = {"type": "object", "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}
     assert whole(compiler, spec.json_schema({**few, "minProperties": 2}), '{"a":1,"b":1}')
-    with pytest.raises(UnsupportedSchema) as caught:
+    with pytest.raises(UnsupportedSchema, match="no value satisfies"):
         compiler.compile_now(spec.json_schema({**few, "minProperties": 3}))
+    more = {**few, "patternProperties": {"^[a-z]b?$": {}}}
+    assert whole(compiler, spec.json_schema({**more, "minProperties": 40}), _object(40))
+    with pytest.raises(UnsupportedSchema) as caught:
+        compiler.compile_now(spec.json_schema({**more, "minProperties": 70}))
     assert caught.value.pointer == "/minProperties"
+
+
+def _object(size: int) -> str:
+    names = [a + b for b in ("", "b") for a in "abcdefghijklmnopqrstuvwxyz"]
+    return json.dumps(dict.fromkeys(names[:size], 1), separators=(",", ":"))
 
 
 def test_where_no_rule_can_be_broken_the_mask_is_the_shared_one(bpe_compiler):
