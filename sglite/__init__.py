@@ -84,7 +84,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sglite' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    from sglite import bytecode  # with the first name: `import sglite` stays instant
+
+    with bytecode.kept():
+        value = getattr(importlib.import_module(home), name)
     globals()[name] = value  # the next look-up does not come here
     return value
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from sglite import bytecode
 from sglite._version import __version__
 from sglite.bench.calibrate import Rates, calibrate
 from sglite.bench.floors import ModelCost, floor_seconds
@@ -156,7 +157,7 @@ def _start(config: EngineConfig) -> dict[str, float]:
     given = {name: value for name, value in asdict(config).items() if value is not None}
     began = time.time()
     command = [sys.executable, "-m", "sglite.bench.start", json.dumps({"began": began, "config": given})]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=bytecode.environment())
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import typer
 
+from sglite import bytecode
 from sglite._version import __version__
 from sglite.errors import SgliteError
 
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process with its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _app(given[0] if given else None)(args=given, prog_name="sglite")
+        with bytecode.kept():
+            _app(given[0] if given else None)(args=given, prog_name="sglite")
     except SgliteError as error:
         print(f"sglite: error: {error}", file=sys.stderr)
         sys.exit(1)

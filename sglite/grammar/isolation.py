@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 import sglite
+from sglite import bytecode
 from sglite.errors import GrammarTimeout, GrammarTooLarge, SgliteError
 from sglite.grammar.worker import Answer, Job, read_message, write_message
 
@@ -93,7 +94,7 @@ def _spawn() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**bytecode.environment(), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         # Ctrl-C in a terminal is for the process that owns this one. No session of its own: Linux weighs sessions
         # against each other (autogroup), so that the worker's niceness would mean nothing to its owner.
         process_group=0,

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from sglite import bytecode
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import ModelInfo
@@ -25,7 +26,7 @@ from sglite.text.tokenizer import Tokenizer
 
 def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
     """Raises ModelError, ModelNotFound or InvalidRequest when the options and the model do not work."""
-    with without_collections():
+    with without_collections(), bytecode.kept():
         return _build(config, progress)
 
 

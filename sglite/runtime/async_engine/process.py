@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from sglite import bytecode
 from sglite.errors import EngineDead, SgliteError
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine import messages as m
@@ -70,6 +71,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sglite.runtime.async_engine.child", str(self.folder), builder],
             stdin=subprocess.PIPE,
+            env=bytecode.environment(),
         )
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(dataclasses.asdict(config)) + b"\n")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
 
+from sglite.home import home
+
 FORMAT = 1  # of what the converters write; a new number makes every model convert again
-
-
-def home() -> Path:
-    """The cache folder; it need not exist. `SGLITE_HOME` moves it."""
-    configured = os.environ.get("SGLITE_HOME")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "sglite"
 
 
 def model_folder(key: str) -> Path:

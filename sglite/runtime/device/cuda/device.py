@@ -12,13 +12,13 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Thread
 
 import numpy as np
 import torch
 
 from sglite.errors import InvalidRequest
+from sglite.home import home
 from sglite.runtime.batch import Batch
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.base import (
@@ -73,8 +73,7 @@ def make(name: str, config: EngineConfig) -> CudaDevice:
             f"device={name!r}: this machine has {torch.cuda.device_count()} usable NVIDIA GPUs; use device='cpu'",
             param="device",
         )
-    cache = Path(os.environ.get("SGLITE_HOME") or Path.home() / ".cache" / "sglite").expanduser()
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))  # kernels compile once per machine
+    os.environ.setdefault("TRITON_CACHE_DIR", str(home() / "triton"))  # kernels compile once per machine
     return CudaDevice(index, graphs=config.cuda_graphs, deterministic=config.deterministic)
 
 
