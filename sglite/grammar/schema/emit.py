@@ -24,6 +24,7 @@ from sglite.grammar.schema.distinct import Distinct
 from sglite.grammar.schema.emptiness import has_no_match
 from sglite.grammar.schema.expand import Expander
 from sglite.grammar.schema.grammar import Grammar, Rule, Sequence, Symbol, Terminal
+from sglite.grammar.schema.languages import Languages
 from sglite.grammar.schema.shapes import Conflict, Key, Parts, shapes_of
 from sglite.grammar.schema.strings import literal, meet, one_of, quoted, string_parts
 from sglite.grammar.schema.values import Json as JsonValue
@@ -60,6 +61,7 @@ class Emitter:
         self._keys_run_out: dict[str, None] = {}
         self._keys_are_counted = False
         self.distinct = Distinct(self)
+        self.languages = Languages()
         self.parts: dict[Key, Parts] = {}
         self.here = Parts()  # of the conjunction at hand
         self.plain = False  # numbers of the conjunction at hand have one spelling
@@ -169,7 +171,8 @@ class Emitter:
         if len(parts) < 2:
             return False
         self.expander.spend(EMPTINESS_STEPS)
-        return has_no_match(meet(parts))
+        told = self.languages.is_empty(parts)
+        return has_no_match(meet(parts)) if told is None else told
 
     def _finite(self, rule: Rule, values: tuple[JsonValue, ...]) -> None:
         usable = [value for value in values if encodable(value)]

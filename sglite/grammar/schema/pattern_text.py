@@ -40,17 +40,46 @@ ANY = f"{UNIT}*"
 NOTHING = r"[^\x00-\x{10FFFF}]"
 
 
+class Expression(str):
+    """A Lark expression of spellings, with the strings that it spells: those of `tree` (which holds no anchor), or all
+    but those. `tree` None: it is not known."""
+
+    __slots__ = ("_strings", "negated", "positive")
+
+    _strings: Pattern | tuple[str, ...] | None
+    negated: bool
+    positive: str  # the expression of the tree's strings
+
+    def __new__(cls, text: str, strings: Pattern | tuple[str, ...] | None) -> Expression:
+        made = super().__new__(cls, text)
+        made._strings, made.negated, made.positive = strings, False, text
+        return made
+
+    @property
+    def tree(self) -> Pattern | None:
+        if isinstance(self._strings, tuple):
+            return Alt(tuple([Cat(tuple([Chars(((ord(c), ord(c)),)) for c in word])) for word in self._strings]))
+        return self._strings
+
+    def __invert__(self) -> Expression:
+        """All other strings."""
+        made = Expression(f"~{self}", self._strings)
+        made.negated, made.positive = True, self
+        return made
+
+
 def lark_regex(text: str) -> str:
     """A Rust regex as a Lark literal. The caller keeps letters away from its end: they would be flags."""
     return "/" + text.replace("/", r"\/") + "/" if text else '""'  # two slashes would be a comment
 
 
 @lru_cache(maxsize=4096)
-def pattern_expression(text: str) -> str:
+def pattern_expression(text: str) -> Expression:
     """The spellings, without their quotes, of the strings in which `text` is found. Raises PatternError."""
     tree = parse(text)
     options: list[str] = []
     plain: list[str] = []
+    straights: list[Pattern] = []
     for alternative in split_anchors(tree):
         body = alternative.body.parts if isinstance(alternative.body, Cat) else (alternative.body,)
         any_text = Repeat(ANY_CHAR, 0, None)
@@ -60,17 +89,19 @@ def pattern_expression(text: str) -> str:
                 options.append(_look_expression(straight, at_text_start=True))
             else:
                 plain.append("".join(json_regex(part, inside=True) for part in straight))
+                straights.append(Cat(straight))
+    found = None if options else Alt(tuple(straights))
     if plain:
         options.append(lark_regex(plain[0] if len(plain) == 1 else f"(?:{'|'.join(plain)})"))
     if not options:
-        return lark_regex(NOTHING)
-    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+        return Expression(lark_regex(NOTHING), found)
+    return Expression(options[0] if len(options) == 1 else f"({' | '.join(options)})", found)
 
 
 @lru_cache(maxsize=4096)
-def length_expression(least: int, most: int | None) -> str:
+def length_expression(least: int, most: int | None) -> Expression:
     """The spellings, without quotes, of the strings with that many characters."""
-    return lark_regex(UNIT + _count(least, most))
+    return Expression(lark_regex(UNIT + _count(least, most)), Repeat(ANY_CHAR, least, most))
 
 
 @lru_cache(maxsize=4096)

@@ -10,10 +10,18 @@ from collections.abc import Iterable
 
 from sglite.grammar.schema.cases import Case, TextRule
 from sglite.grammar.schema.formats import FORMAT_PATTERNS
-from sglite.grammar.schema.pattern_text import ANY, lark_regex, length_expression, pattern_expression, pattern_lengths
+from sglite.grammar.schema.pattern import ANY_CHAR, Repeat
+from sglite.grammar.schema.pattern_text import (
+    ANY,
+    Expression,
+    lark_regex,
+    length_expression,
+    pattern_expression,
+    pattern_lengths,
+)
 from sglite.grammar.schema.values import string_text
 
-ANY_STRING = lark_regex(ANY)
+ANY_STRING = Expression(lark_regex(ANY), Repeat(ANY_CHAR, 0, None))
 _TO_ESCAPE = re.compile(r"([^\w\s]|[\x00-\x20\x7f])", re.ASCII)
 MAX_LENGTH = 50_000_000  # beyond, a maxLength is never reached: no context is that long
 
@@ -28,9 +36,9 @@ def literal(text: str) -> str:
     return string_text(text).replace("\x7f", "\\u007f")
 
 
-def one_of(values: Iterable[str]) -> str:
+def one_of(values: Iterable[str]) -> Expression:
     """The expression of finitely many strings."""
-    return lark_regex(f"(?:{'|'.join(escape(content(value)) for value in values)})")
+    return Expression(lark_regex(f"(?:{'|'.join([escape(content(value)) for value in values])})"), tuple(values))
 
 
 def escape(text: str) -> str:
@@ -42,7 +50,7 @@ def _escape_char(char: str) -> str:
     return char if ord(char) > 127 else rf"\x{ord(char):02x}"
 
 
-def rule_expression(rule: TextRule) -> str:
+def rule_expression(rule: TextRule) -> Expression:
     return pattern_expression(rule.text if rule.kind == "pattern" else FORMAT_PATTERNS[rule.text])
 
 
@@ -62,10 +70,10 @@ def string_parts(case: Case) -> list[str] | None:
         parts.append(length_expression(low, high))
     if not parts:
         parts.append(ANY_STRING)
-    parts.extend(f"~{rule_expression(rule)}" for rule in case.texts if rule.negated)
+    parts.extend(~rule_expression(rule) for rule in case.texts if rule.negated)
     excluded = [value for value in case.not_values if isinstance(value, str)]
     if excluded:
-        parts.append(f"~{one_of(excluded)}")
+        parts.append(~one_of(excluded))
     return parts
 
 
