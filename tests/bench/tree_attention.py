@@ -1,10 +1,10 @@
 """Question: from how many rows and how long a prefix on is it faster to read a shared prefix once?
 
     python -m tests.bench.tree_attention [--models 8b,0.6b] [--rows 4,16,64,256] [--prefixes 512,...,16384] [--own 64]
-        [--out FILE]
+        [--groups 1] [--out FILE]
 
-Decode attention of one layer (norm, rope and append included), all rows with one prefix in common and --own tokens of
-their own, as a CUDA graph of many layers: each row reading all of its KV, against tree attention, in one run. `chosen`
+Decode attention of one layer (norm, rope and append included), all rows with one prefix in common (or --groups of as
+many rows with one each) and --own tokens of their own, as a CUDA graph of many layers: each row reading all of its KV, against tree attention, in one run. `chosen`
 is what the cost model takes, and `kept` the plain time over the time of that. Prints a table and, as the last line,
 one JSON object.
 """
@@ -49,14 +49,14 @@ class Bench:
         self.norms = tuple(Norm((torch.rand(DIM, device="cuda") + 0.5).bfloat16(), 1e-6) for _ in range(2))
         self.cos_sin = torch.randn(17_000, DIM, device="cuda")
 
-    def step(self, rows: int, prefix: int, own: int) -> tuple[CudaForwardBatch, HostInputs]:
-        length = prefix + own
+    def step(self, rows: int, prefix: int, own: int, groups: int) -> tuple[CudaForwardBatch, HostInputs]:
+        length, size = prefix + own, rows // groups
         ends = torch.randperm(SLOTS, device="cuda").int()
         table = torch.zeros(rows, length + 1, dtype=torch.int32, device="cuda")
-        table[:, :prefix] = ends[:prefix]
-        rest = ends[prefix : prefix + rows * (own + 1)]
+        table[:, :prefix] = ends[: groups * prefix].view(groups, prefix).repeat_interleave(size, 0)
+        rest = ends[groups * prefix : groups * prefix + rows * (own + 1)]
         table[:, prefix:] = rest.view(rows, -1)
-        shared = ((prefix, tuple(range(rows))),)
+        shared = tuple((prefix, tuple(range(first, first + size))) for first in range(0, rows, size))
         batch = make_batch([Part(r, length, [7]) for r in range(rows)], shared=shared)
         tokens = padded(rows, coarse=False)
         positions = np.full(rows, length, np.int32)
@@ -127,8 +127,8 @@ def median_ms(run: Callable[[], None], *, repeat: int = 5) -> float:
     return statistics.median(times)
 
 
-def compare(bench: Bench, rows: int, prefix: int, own: int) -> dict[str, Any]:
-    forward, inputs = bench.step(rows, prefix, own)
+def compare(bench: Bench, rows: int, prefix: int, own: int, groups: int) -> dict[str, Any]:
+    forward, inputs = bench.step(rows, prefix, own, groups)
     plain, want = bench.microseconds(forward)
     chosen = bench.planned(forward, inputs, tree_plan.MEASURED)
     bench.planned(forward, inputs, ALWAYS)
@@ -157,9 +157,15 @@ def main() -> None:
     ap.add_argument("--rows", default="4,8,16,32,64,128,256")
     ap.add_argument("--prefixes", default="512,1024,2048,4096,8192,16384")
     ap.add_argument("--own", type=int, default=64)
+    ap.add_argument("--groups", type=int, default=1)
     ap.add_argument("--out")
     args = ap.parse_args()
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "own": args.own}
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "own": args.own,
+        "groups": args.groups,
+    }
     with torch.inference_mode():
         for model in args.models.split(","):
             bench = Bench(model)
@@ -167,7 +173,9 @@ def main() -> None:
             print(f"{model}: us a layer, {args.own} own tokens\n rows  prefix    plain     tree   gain chosen   error")
             for rows in map(int, args.rows.split(",")):
                 for prefix in map(int, args.prefixes.split(",")):
-                    one = compare(bench, rows, prefix, args.own)
+                    if rows < 2 * args.groups or args.groups * prefix + rows * (args.own + 1) > SLOTS:
+                        continue
+                    one = compare(bench, rows, prefix, args.own, args.groups)
                     found[model].append(one)
                     print(
                         f"{rows:5} {prefix:7} {one['plain_us']:8.1f} {one['tree_us']:8.1f} {one['gain']:6.2f} "

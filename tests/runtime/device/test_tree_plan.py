@@ -73,9 +73,10 @@ def test_the_key_stays_when_rows_finish() -> None:
 
 def test_reading_once_is_chosen_where_it_saves_more_than_it_costs() -> None:
     def chosen(*sizes: tuple[int, int]) -> bool:
-        return plan_tree(groups(*sizes), np.arange(256, dtype=np.int32), SHAPE, costs=MEASURED) is not None
+        rows = np.arange(sum(n for n, _ in sizes), dtype=np.int32)
+        return plan_tree(groups(*sizes), rows, SHAPE, costs=MEASURED) is not None
 
-    assert chosen((64, 8192)) and chosen((256, 4096)) and chosen((16, 8192))
+    assert chosen((64, 8192)) and chosen((256, 4096)) and chosen((16, 8192)) and chosen((16, 512)) and chosen((4, 2048))
     assert not chosen((4, 512)) and not chosen((2, 1024)) and not chosen((1, 16384))
     assert not chosen(*[(2, 1024)] * 32), "what 64 rows read at the same time comes fast"
 

@@ -26,7 +26,7 @@ MOST_ITEMS = 512
 _SMALLEST_CHUNK = 128  # tokens; a part below that costs more to merge than it gains
 _MOST_PARTS = 32  # of one prefix
 _MOST_WAVES = 4
-_START_TOKENS = 192  # what a program's start and end cost, in tokens of its loop
+_START_TOKENS = 192  # that many tokens more in a program are better than one program more
 _PLACES = np.arange(128, dtype=np.int32)
 _ITEM_BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, MOST_ITEMS)
 
@@ -77,41 +77,41 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Microseconds of one layer on an H200, fitted to what benchmarks/tree_attention.md lists. Where several rows read
-    the same from L2, the rate grows with their number."""
+    """Microseconds of one layer on an H200, fitted to the grid in benchmarks/tree_attention.md, without what both ways
+    have in common. Several rows read the same from L2 at a rate that grows while their programs fill the GPU."""
 
-    launches: float = 10.0  # two kernels more, their first loads, the merge
-    row: float = 0.05  # merging a row
+    launches: float = 1.0  # two kernels more
+    row: float = 0.07  # merging a row
     fresh_bytes: float = 3.6e6  # bytes a microsecond from memory
-    cached_bytes: float = 2.0e6  # bytes a microsecond, times rows ** cached_growth
-    cached_growth: float = 0.29
-    tile_token: float = 0.022  # a KV token of a program of 128 queries
-    small_tile_token: float = 0.011  # of 64
+    cached_bytes: float = 4.4e6  # of few rows that read the same
+    most_cached_bytes: float = 9.7e6
+    filling_rows: float = 38.0  # from which the rate grows with their number
+    tile_token: float = 0.0193  # a KV token of a program of 128 queries
+    small_tile_token: float = 0.0165  # of 64
+    start_tokens: float = 64.0  # a program's start and end, in tokens of its loop
     margin: float = 1.1  # what is not clearly faster is not done
 
-    def plain(self, groups: Sequence[Group], shape: TreeShape) -> float:
-        """What the rows take to read their prefixes one by one."""
+    def plain(self, groups: Sequence[Group], rows: int, shape: TreeShape) -> float:
+        """What the groups' rows, among so many `rows`, take to read their prefixes one by one."""
         fresh = sum(group.length for group in groups) * shape.kv_bytes
-        rows = sum(len(group.members) for group in groups)
         read = sum(group.length * len(group.members) for group in groups) * shape.kv_bytes
-        return max(fresh / self.fresh_bytes, read / (self.cached_bytes * rows**self.cached_growth))
+        rate = min(self.most_cached_bytes, self.cached_bytes * max(1.0, rows / self.filling_rows))
+        return max(fresh / self.fresh_bytes, read / rate)
 
-    def shared(self, groups: Sequence[Group], cut: Cut, shape: TreeShape) -> float:
+    def shared(self, groups: Sequence[Group], rows: int, cut: Cut, shape: TreeShape) -> float:
         """What all groups take together, each prefix read once."""
         size = sum(group.length for group in groups) * shape.kv_bytes
-        rows = sum(len(group.members) for group in groups)
         token = self.tile_token if cut.block_m > 64 else self.small_tile_token
         waves = -(-cut.items * shape.kv_heads // shape.processors)
-        products = waves * (cut.chunk + _START_TOKENS) * token
+        products = waves * (cut.chunk + self.start_tokens) * token
         return self.launches + self.row * rows + max(size / self.fresh_bytes, products)
 
-    def could_pay(self, groups: Sequence[Group], shape: TreeShape) -> bool:
+    def could_pay(self, groups: Sequence[Group], rows: int, shape: TreeShape) -> bool:
         """Whether there is a point in cutting."""
-        rows = sum(len(group.members) for group in groups)
-        return self.margin * (self.launches + self.row * rows) < self.plain(groups, shape)
+        return self.margin * (self.launches + self.row * rows) < self.plain(groups, rows, shape)
 
-    def prefer_shared(self, groups: Sequence[Group], cut: Cut, shape: TreeShape) -> bool:
-        return self.margin * self.shared(groups, cut, shape) < self.plain(groups, shape)
+    def prefer_shared(self, groups: Sequence[Group], rows: int, cut: Cut, shape: TreeShape) -> bool:
+        return self.margin * self.shared(groups, rows, cut, shape) < self.plain(groups, rows, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def plan_tree(groups: Sequence[Group], rows: IntArray, shape: TreeShape, *, cost
     is so for all groups together, those that save the most are looked at alone."""
     groups = [group for group in groups if len(group.members) > 1 and group.length > _SMALLEST_CHUNK]
     while groups:
-        cut = cut_groups(groups, shape) if costs.could_pay(groups, shape) else None
-        if cut is not None and costs.prefer_shared(groups, cut, shape):
+        cut = cut_groups(groups, shape) if costs.could_pay(groups, len(rows), shape) else None
+        if cut is not None and costs.prefer_shared(groups, len(rows), cut, shape):
             return make_plan(groups, rows, cut)
         groups = sorted(groups, key=lambda group: group.saved)[(len(groups) + 1) // 2 :]
     return None
