@@ -42,3 +42,13 @@ def clear(row: Bitmask, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
         places = np.asarray(token_ids, dtype=np.int64)
         bits = np.left_shift(np.uint32(1), (places & 31).astype(np.uint32))
         np.bitwise_and.at(row.view(np.uint32), places >> 5, ~bits)
+
+
+def ends(row: Bitmask) -> list[int]:
+    """The first and the last id that is set; neither where none is."""
+    set_words = np.flatnonzero(row)
+    if not len(set_words):
+        return []
+    first, last = int(set_words[0]), int(set_words[-1])
+    low, high = int(row[first]) & 0xFFFF_FFFF, int(row[last]) & 0xFFFF_FFFF
+    return [32 * first + (low & -low).bit_length() - 1, 32 * last + high.bit_length() - 1]

@@ -13,13 +13,15 @@ from sglite.errors import GrammarViolation
 from sglite.grammar import bitmask, spec
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
+from sglite.grammar.engines import llguidance
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
 from sglite.grammar.matcher import Matcher
 from tests.grammar.automaton.test_followed import SCHEMAS, both_of, odd_first, tricky_vocab
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCompiler]:
+    monkeypatch.setattr(llguidance, "_AHEAD_TEXTS", 0)  # nothing is known of a new constraint
     made = GrammarCompiler(tricky_vocab(), CompilerConfig(isolate=False))
     yield made
     made.close()

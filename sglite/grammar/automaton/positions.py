@@ -102,7 +102,7 @@ class Machine:
         """The only byte that may come, where there is one and the text may not end."""
         if position.can_end:
             return None
-        first = self._first_bytes(position)
+        first = self.first_bytes(position)
         if first.bit_count() > 1:
             if self.exact:
                 return None
@@ -113,10 +113,10 @@ class Machine:
         """The text is complete and nothing may follow it."""
         if not position.can_end:
             return False
-        first = self._first_bytes(position)
+        first = self.first_bytes(position)
         return not first or (not self.exact and not self._alive(position, first))
 
-    def _first_bytes(self, position: Position) -> int:
+    def first_bytes(self, position: Position) -> int:
         """A bit set; where the machine is not exact it may hold too many (`_alive`)."""
         found = 0
         for regex, frame in position.ways:

@@ -23,7 +23,9 @@ import llguidance
 
 from sglite.errors import GrammarTooLarge, GrammarViolation, InvalidGrammar
 from sglite.grammar import bitmask
+from sglite.grammar.automaton.ahead import meet
 from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.regex import TooManyStates
 from sglite.grammar.automaton.states import Automaton, Follower
 from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.grammar.vocab import Vocab
@@ -240,6 +242,9 @@ class LLGuidanceGrammar:
 
 
 _SHORT_TEXT = 1024  # characters of a grammar that is read at once: 2 ms; at 2,700 some take 100
+_AHEAD_TEXTS = 3  # of a new grammar, whose positions are met before anybody uses it
+_AHEAD_BYTES = 130
+_AHEAD_SECONDS = 0.008
 _SPARE_TEMPLATES = 512  # about 0.3 MB each
 _CHEAP_TEMPLATE_S = 0.005
 
@@ -261,6 +266,7 @@ class LLGuidanceEngine:
         self._limits = limits
         self._parallel = parallel
         self._spare = Spare(_SPARE_TEMPLATES)
+        self._executor = llguidance.LLExecutor(min(parallel, 2 * _AHEAD_TEXTS))
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_TokenTable(vocab)),
             n_vocab=vocab.size,
@@ -287,7 +293,27 @@ class LLGuidanceEngine:
         if self._follower is None or spec.kind not in ("json_schema", "tools"):
             found.follower = None
         found.read_if_short()
+        if found.automaton is not None:
+            self._meet(found)
         return found
+
+    def _meet(self, grammar: LLGuidanceGrammar) -> None:
+        """Know the usual positions before the first completion comes to them."""
+
+        def fill(matchers: list[Matcher], rows: Bitmask) -> None:
+            natives = [matcher for matcher in matchers if isinstance(matcher, LLGuidanceMatcher)]
+            width = rows.shape[1]
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher.native, row) for row, matcher in enumerate(natives)], rows.ctypes.data, 4 * width, len(rows)
+            )
+            for matcher, row in zip(natives, rows, strict=True):
+                matcher.finish_fill(row)
+
+        try:
+            end = time.thread_time() + _AHEAD_SECONDS
+            meet(grammar, self.vocab, fill, texts=_AHEAD_TEXTS, most=_AHEAD_BYTES, end=end)
+        except (GrammarViolation, TooManyStates):
+            return  # it comes to a limit somewhere: whoever gets there is told
 
     def _try_first_token(self, template: llguidance.LLMatcher) -> None:
         """Make the first mask, and take the first and the last token that it allows.
@@ -299,10 +325,10 @@ class LLGuidanceEngine:
         _check(template)
         if len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
             raise GrammarTooLarge(f"the constraint forces over {MAX_FORCED_BYTES} bytes of text in one piece")
-        legal = [i for i in bitmask.ids(row).tolist() if i not in self.vocab.stop_ids]
+        legal = bitmask.ends(row & ~self.vocab.stop_mask)
         if not legal and not template.is_accepting():
             raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
-        for token_id in legal[:1] + legal[-1:]:
+        for token_id in legal:
             if template.try_consume_tokens([token_id]) != 1:
                 _check(template)
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
