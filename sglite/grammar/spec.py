@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import llguidance
-import pydantic
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.regex_size import regex_size
@@ -119,6 +118,8 @@ def _schema_of(schema: Any) -> Any:
     """What `json.dumps` takes for a schema given as a Python object."""
     if isinstance(schema, bool | Mapping):
         return schema
+    import pydantic  # a tenth of a second, which a start has no need of
+
     if isinstance(schema, pydantic.TypeAdapter):
         return schema.json_schema()
     try:

@@ -4,9 +4,9 @@
         [--groups 1] [--out FILE]
 
 Decode attention of one layer (norm, rope and append included), all rows with one prefix in common (or --groups of as
-many rows with one each) and --own tokens of their own, as a CUDA graph of many layers: each row reading all of its KV, against tree attention, in one run. `chosen`
-is what the cost model takes, and `kept` the plain time over the time of that. Prints a table and, as the last line,
-one JSON object.
+many rows, each with its own) and --own tokens of their own, as a CUDA graph of many layers: each row reading all of its
+KV, against tree attention, in one run. `chosen` is what the cost model takes, and `kept` the plain time over the time
+of that. Prints a table and, as the last line, one JSON object.
 """
 
 from __future__ import annotations
