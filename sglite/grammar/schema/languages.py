@@ -32,6 +32,8 @@ from sglite.grammar.schema.pattern_text import Expression
 _MOST_LOOKS = 2_000  # tuples whose own rests are made: 20 ms
 _MOST_REGEXES = 20_000
 _MOST_PARTS = 5_000  # of one tree
+_MOST_ROWS = 2_000  # of a table that is used again
+_MOST_TABLES = 16  # kept
 _ASCII = 128
 _SYMBOLS = 256
 _SURROGATES = (0xD800, 0xE000)
@@ -118,7 +120,9 @@ class Languages:
 
     def _table(self, sets: frozenset[int]) -> _Table:
         found = self._tables.get(sets)
-        if found is None:
+        if found is None or found.size > _MOST_ROWS:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
             found = self._tables[sets] = _Table(self._regexes, _representatives(self._symbols, sets))
         return found
 
@@ -182,6 +186,10 @@ class _Table:
         self._regexes = regexes
         self._symbols = symbols
         self._rows: dict[Regex, list[Regex]] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self._rows)
 
     def row(self, regex: Regex) -> list[Regex]:
         found = self._rows.get(regex)

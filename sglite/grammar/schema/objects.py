@@ -9,6 +9,7 @@ into classes by the patterns that they match.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
@@ -217,9 +218,9 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
                 left_out.append(matched)
             else:
                 by_rule.setdefault(literals, []).append(meet(parts))
-    found = [
-        KeyClass(_union(expressions, patterns, bases, outside), literals) for literals, expressions in by_rule.items()
-    ]
+    if len(bases) == len(by_rule) == 1 and not left_out:  # all have one rule: no pattern decides anything
+        by_rule = {literals: [meet([*bases[0], *outside])] for literals in by_rule}
+    found = [KeyClass(join(expressions), literals) for literals, expressions in by_rule.items()]
     witnesses = [
         kind
         for group in _groups(list(range(len(case.some_keys))))
@@ -288,12 +289,6 @@ def _is_open(case: Case) -> bool:
     return case.values is None and strings_are_open(case)
 
 
-def _union(expressions: list[str], patterns: list[str], bases: list[list[str]], outside: list[str]) -> str:
-    if len(bases) == 1 and len(expressions) == 2 ** len(patterns):
-        return meet([*bases[0], *outside])  # all classes have one rule: no pattern decides anything
-    return join(expressions)
-
-
 def _class_literals(case: Case, matched: frozenset[str]) -> Conjunction:
     found: dict[int, None] = {}
     for rule in case.keys:
@@ -344,7 +339,12 @@ def _partition(emitter: Emitter, patterns: list[str], base: list[str]) -> list[t
 
 
 def _witness_classes(
-    emitter: Emitter, case: Case, group: frozenset[int], patterns: list[str], bases: list[list[str]], outside: list[str]
+    emitter: Emitter,
+    case: Case,
+    group: frozenset[int],
+    patterns: list[str],
+    bases: list[list[str]],
+    outside: Sequence[str],
 ) -> list[KeyClass]:
     """Unnamed keys each of which satisfies all "at least one key such that" of `group`."""
     narrow: list[str] = []
