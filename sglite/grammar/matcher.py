@@ -11,7 +11,7 @@ the text so far is complete; once nothing else may follow, they are all that is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,19 @@ class MaskAsker(Protocol):
 
     def wait(self, asked: Iterable[Asked], seconds: float) -> None:
         """Until all of them are done, or the time is over."""
+        ...
+
+
+class KnowsRuns(Protocol):
+    """What a matcher may offer besides: forced text that it accepts without looking at it again."""
+
+    def known_run(self) -> Any:
+        """All of `forced`, in the result's `tokens`, a tuple; None where it has to be found and accepted token by
+        token, or where the output is over behind it."""
+        ...
+
+    def take_run(self, run: Any) -> None:
+        """Accept what `known_run` gave, at the same place."""
         ...
 
 

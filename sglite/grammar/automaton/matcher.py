@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sglite.errors import GrammarViolation
 from sglite.grammar.automaton.positions import TooManyStates
-from sglite.grammar.automaton.state import State
+from sglite.grammar.automaton.state import Run, State
 from sglite.grammar.automaton.states import Automaton
 from sglite.grammar.automaton.strings import NO_BOUND
 from sglite.grammar.matcher import OVER, Bitmask, Matcher, SharedMask
@@ -140,6 +140,21 @@ class FollowedMatcher:
         self.tokens.append(token_id)
         return found
 
+    def known_run(self) -> Run | None:
+        """All that is forced here; None where it is to be found the long way, or where the output is over behind it."""
+        state = self.state
+        if state is None or self._num_stops:
+            return None
+        if state.run is None:
+            state.run = _known_run(state)
+        return state.run
+
+    def take_run(self, run: Run) -> None:
+        """Accept what `known_run` gave."""
+        self.state = run.states[-1]
+        self.states += run.states
+        self.tokens += run.tokens
+
     def _accept_stop(self) -> bool:
         if not self.can_stop:
             return False
@@ -265,3 +280,14 @@ class FollowedMatcher:
         if self._num_stops:
             return True
         return self.exact.finished if self.state is None else self.state.finished
+
+
+def _known_run(state: State) -> Run | None:
+    tokens, states = state.said.forced or (), []
+    at: State | None = state
+    for token_id in tokens:
+        at = at.next.get(token_id)
+        if at is None:
+            return None
+        states.append(at)
+    return Run(tokens, tuple(states)) if states and not states[-1].finished else None

@@ -6,6 +6,7 @@ States that an engine cannot tell apart within one token share their `Said` (see
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from sglite.grammar.automaton.positions import Frame, Position
 from sglite.grammar.automaton.regex import Regex
@@ -27,17 +28,26 @@ class Said:
 class State:
     """`position` None: inside a string, and not looked at yet."""
 
-    __slots__ = ("can_stop", "finished", "inside", "next", "part", "position", "room", "said")
+    __slots__ = ("can_stop", "finished", "inside", "next", "part", "position", "room", "run", "said")
 
     def __init__(self, position: Position | None, said: Said, *, finished: bool = False) -> None:
         self.position = position
         self.said = said
         self.next: dict[int, State] = {}  # by token; what was taken before
+        self.run: Run | None = None  # what is forced here, once its moves are known
         self.can_stop = position is not None and position.can_end
         self.finished = finished
         self.inside: Inside | None = None  # a string, and then where in it:
         self.part = 0
         self.room = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Forced tokens, and the state after each."""
+
+    tokens: tuple[int, ...]
+    states: tuple[State, ...]
 
 
 class InsideSaid:

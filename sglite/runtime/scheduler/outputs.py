@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,9 @@ class OutputProcessor:
             accepted = self._advance(step, tokens, np.flatnonzero(bound).tolist())
             plain[list(accepted)] = False
         others = batch.samples & ~plain
+        if self._jumping:
+            taken = self._take_runs(step, tokens)
+            others[taken] = False
         if result.errors:
             others[list(result.errors)] = True
         if step.late:
@@ -174,6 +178,35 @@ class OutputProcessor:
                 self._count_forced(step.requests[i], 1)
         return more
 
+    def _take_runs(self, step: Step, tokens: IntArray) -> list[int]:
+        """All rows at once whose token and the text that it forces only have to be stored, and sent where they stream.
+        Returns their batch indices; the other ones that jump go the long way."""
+        table = self._table
+        taken: list[int] = []
+        runs: list[tuple[int, ...]] = []
+        for i in self._jumping:
+            request = step.requests[i]
+            matcher: Any = request.matcher  # a KnowsRuns, perhaps; asking isinstance takes longer than all the rest
+            known, row = getattr(matcher, "known_run", None), request.row
+            run = None if known is None else known()
+            if run is not None and table.length[row] + 1 + len(run.tokens) < table.limit[row]:
+                matcher.take_run(run)
+                self._count_forced(request, len(run.tokens))
+                taken.append(i)
+                runs.append((int(tokens[i]), *run.tokens))
+        if taken:
+            requests = [step.requests[i] for i in taken]
+            ahead = table.advance_by([request.row for request in requests], runs)
+            self._metrics.completion_tokens += sum(map(len, runs))
+            for k in np.flatnonzero(ahead).tolist():
+                requests[k].num_ahead += 1
+            for request in requests:
+                completion = request.completion
+                if completion is not None and completion.stream:
+                    table.settle(request)
+                    self._emit(request)
+        return taken
+
     def _count_forced(self, request: Request, count: int) -> None:
         """Tokens that the grammar decides, entered at once or drawn next."""
         assert request.completion is not None
@@ -207,6 +240,9 @@ class OutputProcessor:
         if request.num_ahead:
             request.num_ahead -= 1
             self._check_forced(request, int(batch.output_index[i]), drawn[0])
+            if request.status is RequestStatus.RUNNING:
+                self._table.settle(request)
+                self._table.sync(request)  # its next token may be like any other
             return
         if i in result.chosen_logprobs:
             keep_logprobs(request, result, i, count)
@@ -217,7 +253,9 @@ class OutputProcessor:
             if drafts:
                 self._count_drafts(request, drafts, count - 1)
                 self._table.computed[request.row] -= drafts - (count - 1)
-        jump = i in self._jumping or (accepted is None and self._jumps.pays({i: 1}, len(step.requests)))
+        jump = i in self._jumping or (
+            accepted is None and (bool(self._jumping) or self._jumps.pays({i: 1}, len(step.requests)))
+        )
         self._take_tokens(request, drawn, accepted=accepted, jump=jump)
 
     def start(self, request: Request) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -187,6 +188,24 @@ class RowTable:
         rows = step.batch.rows[step.late]
         self.computed[rows] -= 1
         self.in_flight[rows] -= 1
+
+    def advance_by(self, rows: list[int], runs: list[tuple[int, ...]]) -> IntArray:
+        """Several known tokens for each of these rows, the first of which was sampled. Where another sample is under
+        way, that is one of them: bool[rows], and it counts no more."""
+        places = np.array(rows, np.int32)
+        lengths = np.array([len(run) for run in runs], np.int32)
+        numbers = self.numbers[places]
+        ends = np.cumsum(lengths)
+        columns = np.arange(int(ends[-1]), dtype=np.int32) + np.repeat(numbers[:, _LENGTH] - (ends - lengths), lengths)
+        self.tokens[np.repeat(places, lengths), columns] = np.fromiter(
+            chain.from_iterable(runs), np.int32, len(columns)
+        )
+        numbers[:, _LENGTH] += lengths
+        ahead = numbers[:, _IN_FLIGHT] > 1
+        numbers[:, _IN_FLIGHT] = 0
+        numbers[ahead, _FLAGS] &= ~PLAIN  # what is under way is to be looked at
+        self.numbers[places] = numbers
+        return ahead
 
     def draft(self, request: Request, drafts: IntArray) -> None:
         """Tokens to verify in the next step, behind those that a row knows; none may be in flight."""
