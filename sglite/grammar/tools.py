@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 
 from sglite.errors import GrammarError, InvalidGrammar, UnsupportedSchema
+from sglite.grammar.residual.around import Around
+from sglite.grammar.residual.rules import ResidualRules, united
 from sglite.grammar.schema import prepare
 from sglite.grammar.schema.types import PreparedSchema, SchemaLimits
 from sglite.protocol import Coverage, CoverageItem, GrammarSpec, OnUnsupported, Whitespace
@@ -65,20 +67,21 @@ def tools(answer: ToolAnswer) -> GrammarSpec:
     return GrammarSpec(kind="tools", source=msgspec.json.encode(answer).decode())
 
 
-def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage]:
+def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage, ResidualRules | None]:
     """Raises UnsupportedSchema for a strict schema that cannot be enforced inside a call, and what `prepare` raises."""
     answer = msgspec.json.decode(spec.source, type=ToolAnswer)
     rules: list[str] = []
     items: list[CoverageItem] = []
+    residual: list[ResidualRules | None] = []  # of each tool's arguments, then of the answer
     bare = not answer.must_call and not answer.syntax.begin
     for i, call in enumerate(answer.calls):
-        arguments, found = _arguments(call, f"args{i}", limits)
+        arguments, found, followed = _arguments(call, f"args{i}", limits)
         items += found
+        residual.append(followed)
         if bare:
             rules += [f"HEAD{i}: /{_bare_head(call.name, answer.syntax.key)}/", f"call{i}: HEAD{i} args{i} BARE_END"]
         else:
-            head = json.dumps({"name": call.name})[:-1] + f', "{answer.syntax.key}": '
-            rules.append(f'call{i}: {_literal(head)} args{i} "}}"')
+            rules.append(f'call{i}: {_literal(_head(call, answer.syntax))} args{i} "}}"')
         rules.append(arguments)
     rules.append("body: " + " | ".join(f"call{i}" for i in range(len(answer.calls))))
     if bare:
@@ -88,12 +91,40 @@ def lark_of(spec: GrammarSpec, *, limits: SchemaLimits) -> tuple[str, Coverage]:
     else:
         rules += _calls_in_text(answer)
     if answer.answer is not None:
-        text, found = _answer(answer.answer, limits)  # a schema that cannot work is refused also where it is not used
+        # A schema that cannot work is refused also where it is not used.
+        text, found, followed = _answer(answer.answer, limits)
         if not answer.must_call:
             rules.append(text)
             items += found
+            residual.append(followed)
     reason = "the exact grammars of the tools' schemas, put together"
-    return "\n".join(rules) + "\n", Coverage(items=tuple(items), engine="llguidance", reason=reason)
+    coverage = Coverage(items=tuple(items), engine="llguidance", reason=reason)
+    return "\n".join(rules) + "\n", coverage, _followed(answer, residual)
+
+
+def _head(call: ToolCall, syntax: CallSyntax) -> str:
+    return json.dumps({"name": call.name})[:-1] + f', "{syntax.key}": '
+
+
+def _followed(answer: ToolAnswer, parts: list[ResidualRules | None]) -> ResidualRules | None:
+    """What is followed in the arguments and the answer, and how they are found within the text."""
+    if not any(parts):
+        return None
+    rules, starts = united(parts)
+    syntax = answer.syntax
+    if answer.must_call or syntax.begin:
+        begin = f"{syntax.begin}\n" if syntax.begin else ""
+        markers = tuple(
+            ((begin + _head(call, syntax)).rstrip().encode(), shape)
+            for call, shape in zip(answer.calls, starts, strict=False)
+        )
+        has_answer = answer.answer is not None and not answer.must_call
+        around = Around(markers=markers, answer=(syntax.begin.encode(), starts[-1]) if has_answer else None)
+    else:
+        between = rf"({_BLANK}{{0,4}}\}}{_BLANK}{{0,4}}{_escaped(syntax.separator)}{_BLANK}{{0,4}})?"
+        heads = (_bare_head(call.name, syntax.key).removesuffix(_FEW) for call in answer.calls)
+        around = Around(heads=tuple((between + head, shape) for head, shape in zip(heads, starts, strict=True)))
+    return msgspec.structs.replace(rules, around=around)
 
 
 def _calls_alone(answer: ToolAnswer) -> Iterator[str]:
@@ -119,8 +150,11 @@ _BLANK = r"[ \t\r\n]"
 _TYPE = rf'("type"{_BLANK}*:{_BLANK}*"function"{_BLANK}*,{_BLANK}*)?'
 
 
+_FEW = _BLANK + "{0,4}"
+
+
 def _bare_head(name: str, key: str) -> str:
-    few = _BLANK + "{0,4}"
+    few = _FEW
     type_ = _TYPE.replace(_BLANK + "*", few)
     return rf'{few}\{{{few}{type_}"name"{few}:{few}"{_escaped(name)}"{few},{few}"{key}"{few}:{few}'
 
@@ -139,9 +173,13 @@ def _escaped(text: str) -> str:
     return re.escape(text).replace("/", r"\/")
 
 
-def _arguments(call: ToolCall, rule: str, limits: SchemaLimits) -> tuple[str, list[CoverageItem]]:
+_SchemaRule = tuple[str, list[CoverageItem], ResidualRules | None]
+
+
+def _arguments(call: ToolCall, rule: str, limits: SchemaLimits) -> _SchemaRule:
     if call.schema is None:
-        return _rule(prepare('{"type":"object"}', whitespace="single", limits=limits), rule), []
+        prepared = prepare('{"type":"object"}', whitespace="single", limits=limits)
+        return _rule(prepared, rule), [], prepared.residual
     try:
         return _schema_rule(call.schema, rule, "error" if call.strict else "validate", "single", limits)
     except GrammarError as error:
@@ -149,32 +187,30 @@ def _arguments(call: ToolCall, rule: str, limits: SchemaLimits) -> tuple[str, li
         raise
 
 
-def _answer(answer: AnswerSchema, limits: SchemaLimits) -> tuple[str, list[CoverageItem]]:
+def _answer(answer: AnswerSchema, limits: SchemaLimits) -> _SchemaRule:
     return _schema_rule(answer.schema, "answer", answer.on_unsupported, answer.whitespace, limits)
 
 
 def _schema_rule(
     schema: str, rule: str, on_unsupported: OnUnsupported, whitespace: Whitespace, limits: SchemaLimits
-) -> tuple[str, list[CoverageItem]]:
+) -> _SchemaRule:
     prepared = prepare(schema, on_unsupported=on_unsupported, whitespace=whitespace, limits=limits)
     # The answer as a whole is not validated, so what the mask does not carry is not carried at all.
     items = [
         msgspec.structs.replace(item, status="unsupported") if item.status == "validated" else item
         for item in prepared.coverage.items
     ]
-    if prepared.residual is not None and prepared.residual.decides:
+    if prepared.residual is not None and prepared.residual.needs_end:
+        reason = "where a number ends is not followed beside tool calls"
         if on_unsupported == "error":
-            raise UnsupportedSchema(
-                "rules over a whole array or object (no item twice, so many keys) are not followed beside tool calls",
-                pointer="",
-                keyword=prepared.residual.decides,
-            )
-        items.append(CoverageItem("", prepared.residual.decides, "unsupported", "not followed beside tool calls"))
-    return _rule(prepared, rule), items
+            raise UnsupportedSchema(reason, pointer="", keyword="multipleOf")
+        items.append(CoverageItem("", "multipleOf", "unsupported", reason))
+    return _rule(prepared, rule), items, prepared.residual
 
 
 _TOKEN = re.compile(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
+    r"""|(?P<parameter>::\w+(?:\([^)\n]*\))?)|(?P<condition>%if\s+\w+\([^)\n]*\))"""
     r"""|(?P<directive>%[a-z]+)|(?P<special><[^\s>]+>)|(?P<comment>//[^\n]*)|(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
 )

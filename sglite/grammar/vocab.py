@@ -247,6 +247,15 @@ class Vocab:
         return self._keys(re.compile(rb'.*"[^"]*[{,]' + _WHOLE_KEY, re.DOTALL))
 
     @cached_property
+    def repeated_keys(self) -> TokenSet:
+        """Tokens that can hold a key twice."""
+        return self._set_of(re.compile(rb'.*"((?:[^"\\]|\\.)*)"\s*:.*"\1"', re.DOTALL))
+
+    @cached_property
+    def no_tokens(self) -> TokenSet:
+        return TokenSet(bitmask.empty(self.size))
+
+    @cached_property
     def closers_outside(self) -> TokenSet:
         """Tokens that can end a value where they begin outside of a string."""
         return self._set_of(re.compile(rb'.*(?:[,\]}]|".*")', re.DOTALL))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -8,6 +10,7 @@ from sglite.errors import GrammarError, UnsupportedSchema
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.tools import AnswerSchema, CallSyntax, ToolAnswer, ToolCall, closed, tools
 from sglite.grammar.vocab import Vocab
+from tests.grammar.helpers import legal
 
 TAGGED = CallSyntax("<tool_call>", "</tool_call>", "arguments", "\n")
 BARE = CallSyntax("", "", "parameters", ";")
@@ -127,14 +130,94 @@ def test_a_bare_answer_that_begins_as_a_call_is_one_and_everything_else_is_text(
 
 
 def test_what_a_strict_tool_says_and_no_mask_carries_is_refused_with_its_place() -> None:
-    numbers = '{"type":"array","items":{"type":"integer"},"uniqueItems":true}'
-    schema = f'{{"type":"object","properties":{{"u":{numbers}}},"additionalProperties":false}}'
+    schema = '{"type":"object","properties":{"u":{"format":"idn-email"}},"additionalProperties":false}'
     strict = ToolAnswer(calls=(ADD, ToolCall("u", schema, strict=True)), syntax=TAGGED, must_call=True)
     with pytest.raises(UnsupportedSchema) as refused:
         compiler.compile_now(tools(strict))
     assert refused.value.param == "tools.u"
     loose = ToolAnswer(calls=(ToolCall("u", schema),), syntax=TAGGED, must_call=True)
     assert not compiler.compile_now(tools(loose)).coverage.exact
+
+
+OPEN = ToolCall(
+    "open", '{"type":"object","properties":{"a":{"type":"array","uniqueItems":true,"items":{"enum":[1,[2]]}}}}'
+)
+IDS = ToolCall(
+    "ids",
+    '{"type":"object","properties":{"u":{"type":"array","items":{"type":"integer"},"uniqueItems":true},'
+    '"n":{"multipleOf":999983}}}',
+)
+
+
+def _written(syntax: CallSyntax, call: str, arguments: str) -> str:
+    text = f'{{"name": "{call}", "{syntax.key}": {arguments}}}'
+    return f"{syntax.begin}\n{text}\n{syntax.end}" if syntax.begin else text
+
+
+@pytest.mark.parametrize("must_call", [True, False])
+@pytest.mark.parametrize("syntax", [TAGGED, BARE])
+@pytest.mark.parametrize("before", ["", "open"])
+def test_no_key_of_a_call_stands_twice_and_what_it_says_of_arrays_and_numbers_holds(must_call, syntax, before):
+    ok = accepts(ToolAnswer(calls=(ADD, OPEN, IDS), syntax=syntax, must_call=must_call))
+    begun = _written(syntax, "open", '{"x":"</tool_call>","y":{"x":1}}') + syntax.separator if before else ""
+    for call, good, bad in (
+        ("open", '{"b":1, "c":{"b":1}}', '{"b":1, "c":{"b":1}, "b":2}'),
+        ("open", '{"b":[{"c":1},{"c":1}]}', '{"b":[{"c":1, "c":1}]}'),
+        ("open", '{"a":[1, [2]]}', '{"a":[1, 1]}'),
+        ("ids", '{"u":[1, 2, 11]}', '{"u":[1, 2, 1]}'),
+        ("ids", '{"n":1999966}', '{"n":1999967}'),
+    ):
+        assert ok(begun + _written(syntax, call, good)), good
+        assert not ok(begun + _written(syntax, call, bad)), bad
+
+
+def test_text_that_is_no_call_may_hold_what_it_likes() -> None:
+    twice = '{"name": "opens", "parameters": {"b":1,"b":1}}'
+    assert accepts(ToolAnswer(calls=(OPEN,), syntax=BARE))(twice)
+    assert accepts(ToolAnswer(calls=(OPEN,), syntax=TAGGED))(f"As in {twice}: {_written(TAGGED, 'open', '{}')}")
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>", "[CALLS]"])
+def test_an_answer_beside_calls_keeps_its_keys_apart_too(begin):
+    syntax = CallSyntax(begin, "</end>", "arguments", "\n")
+    anything = AnswerSchema('{"type":["object","array","number"],"uniqueItems":true}')
+    ok = accepts(ToolAnswer(calls=(OPEN,), syntax=syntax, answer=anything))
+    for good in ('{"a":1,"b":{"a":1}}', "[]", '["[CALLS]"]', "[1,2]", "12", _written(syntax, "open", '{"b":1}')):
+        assert ok(good), good
+    for bad in ('{"a":1,"a":2}', "[1,2,1]", _written(syntax, "open", '{"b":1, "b":1}')):
+        assert not ok(bad), bad
+
+
+SPANNING = [
+    '"b":', '"b"', 'b":1', ', "b":1', '{"b":1, "b":1}', ': {"b":1, "b":', '{"b":1, "c":', "1, 1", "[1, 1]", "1]}", "}}",
+    '"open", "arguments": ', '"arguments": {"', "call>\n", "\n</tool",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("must_call", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mask_of_a_call_says_what_accept_says(must_call, seed):
+    texts = [*(bytes([i]) for i in range(256)), *(text.encode() for text in SPANNING)]
+    vocab = Vocab((*texts, b""), (*([b""] * len(texts)), b"<|end|>"), (len(texts),), lambda text: list(text.encode()))
+    with closing(GrammarCompiler(vocab, CompilerConfig(isolate=False))) as spanning:
+        grammar = spanning.compile_now(tools(ToolAnswer(calls=(OPEN, IDS), syntax=TAGGED, must_call=must_call)))
+        matcher, rng = grammar.matcher(), random.Random(seed)
+        script = list(b'<tool_call>\n{"name": "open", "arguments": {') if seed % 2 else []
+        for step in range(70):
+            allowed = set(legal(matcher, vocab.size))
+            forced = matcher.forced()
+            for token_id in range(vocab.size):
+                taken = matcher.accept([token_id])
+                matcher.rollback(taken)
+                if token_id in allowed:
+                    assert taken == 1, vocab.tokens[token_id]
+                elif not forced and b"," not in vocab.tokens[token_id][1:]:
+                    assert taken == 0, vocab.tokens[token_id]
+            if matcher.finished:
+                break
+            fond = [i for i in allowed if set(vocab.tokens[i]) <= set(b'ab"{}[],:1 ')]
+            token_id = script[step] if step < len(script) else rng.choice(fond or sorted(allowed))
+            assert matcher.accept([token_id]) == 1
 
 
 def test_a_tool_without_a_schema_takes_any_object() -> None:

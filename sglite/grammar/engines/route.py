@@ -69,8 +69,8 @@ def plan(spec: GrammarSpec, *, limits: SchemaLimits = _DEFAULT_LIMITS) -> Plan:
             residual=prepared.residual,
         )
     if spec.kind == "tools":
-        lark, coverage = tools.lark_of(spec, limits=limits)
-        return Plan.exact(llguidance.LLMatcher.grammar_from_lark(lark), coverage)
+        lark, coverage, residual = tools.lark_of(spec, limits=limits)
+        return Plan.exact(llguidance.LLMatcher.grammar_from_lark(lark), coverage, residual)
     if spec.kind == "structural_tag":
         return _structural_tag(spec)
     grammar, engine, reason = _SIMPLE[spec.kind](spec)
@@ -134,7 +134,7 @@ def _structural_tag(spec: GrammarSpec) -> Plan:
     """As Lark where every part has a counterpart there. What has none goes to xgrammar, unless a schema is among it:
     xgrammar drops keywords in silence."""
     try:
-        grammar, items = tags_to_lark(spec)
+        grammar, items, residual = tags_to_lark(spec)
     except NotTranslated as error:
         if holds_schema(json.loads(spec.source)):
             raise InvalidGrammar(
@@ -143,7 +143,8 @@ def _structural_tag(spec: GrammarSpec) -> Plan:
             ) from error
         reason = f"its structural tags; Lark has no {error.what}"
         return Plan("xgrammar", spec.source, Coverage(engine="xgrammar", reason=reason), _nothing_left)
-    return Plan.exact(grammar, Coverage(items, "llguidance", "structural tags as Lark, schemas exact within"))
+    reason = "structural tags as Lark, schemas exact within"
+    return Plan.exact(grammar, Coverage(items, "llguidance", reason), residual)
 
 
 _SIMPLE: dict[str, Callable[[GrammarSpec], tuple[str, EngineName, str]]] = {

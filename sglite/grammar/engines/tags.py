@@ -16,9 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import llguidance
+import msgspec
 
 from sglite.errors import InvalidGrammar, UnsupportedSchema
 from sglite.grammar.engines.fuse import fuse_delimiters
+from sglite.grammar.residual.around import Around
+from sglite.grammar.residual.rules import ResidualRules, united
 from sglite.grammar.schema import prepare
 from sglite.protocol import CoverageItem, GrammarSpec
 
@@ -40,8 +43,8 @@ def holds_schema(value: Any) -> bool:
     return isinstance(value, list) and any(map(holds_schema, value))
 
 
-def tags_to_lark(spec: GrammarSpec) -> tuple[str, tuple[CoverageItem, ...]]:
-    """llguidance's serialised grammar, and what became of each schema's keywords.
+def tags_to_lark(spec: GrammarSpec) -> tuple[str, tuple[CoverageItem, ...], ResidualRules | None]:
+    """llguidance's serialised grammar, what became of each schema's keywords, and what is to be followed besides.
 
     Raises NotTranslated, InvalidGrammar or UnsupportedSchema.
     """
@@ -49,7 +52,8 @@ def tags_to_lark(spec: GrammarSpec) -> tuple[str, tuple[CoverageItem, ...]]:
     start = translation.format(json.loads(spec.source)["format"], "/format")
     translation.rules.insert(0, f"start: {start}")
     grammars = [{"name": "main", "lark_grammar": "\n".join(translation.rules) + "\n"}, *translation.parts]
-    return json.dumps({"grammars": grammars}), tuple(translation.items)
+    residual = translation.residual()
+    return json.dumps({"grammars": grammars}), tuple(translation.items), residual
 
 
 class _Translation:
@@ -58,6 +62,28 @@ class _Translation:
         self.rules: list[str] = []
         self.parts: list[dict[str, str]] = []
         self.items: list[CoverageItem] = []
+        self._followed: list[tuple[str, str, ResidualRules | None]] = []  # a schema's pointer, the tag before it, rules
+        self._may_hold_tags = False  # some text within tags may hold what looks like a tag
+
+    def residual(self) -> ResidualRules | None:
+        """Once all is translated. Raises UnsupportedSchema."""
+        if not any(rules for _, _, rules in self._followed):
+            return None
+        begins = [begin for _, begin, _ in self._followed]
+        exact = all(begins) and not self._may_hold_tags
+        if exact and not any(a != b and a in b for a in begins for b in begins):
+            rules, starts = united([rules for _, _, rules in self._followed])
+            markers = dict(zip((begin.encode() for begin in begins), starts, strict=True))
+            if len(markers) == len(begins):
+                return msgspec.structs.replace(rules, around=Around(markers=tuple(markers.items())))
+        for pointer, _, rules in self._followed:
+            if rules is not None and rules.decides:
+                reason = "it is not followed where a tag cannot be told from the text around"
+                raise UnsupportedSchema(reason, pointer=pointer, keyword=rules.decides)
+            if rules is not None:
+                reason = "undeclared keys are not kept apart where a tag cannot be told from the text around"
+                self.items.append(CoverageItem(pointer, "additionalProperties", "unsupported", reason))
+        return None
 
     def format(self, given: Format, pointer: str) -> str:
         """A Lark expression for one format."""
@@ -88,10 +114,12 @@ class _Translation:
         return self.format(_object(given.get("content"), pointer), f"{pointer}/content")
 
     def _regex(self, given: Format, pointer: str) -> str:
+        self._may_hold_tags = True
         grammar = json.loads(llguidance.LLMatcher.grammar_from_regex(_text(given, "pattern")))
         return self._part(grammar["grammars"][0]["lark_grammar"])
 
-    def _json_schema(self, given: Format, pointer: str) -> str:
+    def _json_schema(self, given: Format, pointer: str, begin: str = "") -> str:
+        """`begin`: the text of the tag that it stands right behind."""
         if given.get("style", "json") != "json" or given.get("any_order"):
             raise NotTranslated(f"a json_schema of another style or order at {pointer}")
         at = f"{pointer}/json_schema"
@@ -103,9 +131,10 @@ class _Translation:
             )
         except UnsupportedSchema as error:
             raise UnsupportedSchema(error.reason, pointer=at + error.pointer, keyword=error.keyword) from error
-        if (prepared.residual is not None and prepared.residual.decides) or not prepared.coverage.exact:
+        if (prepared.residual is not None and prepared.residual.needs_end) or not prepared.coverage.exact:
             raise UnsupportedSchema("within a tag nothing is checked afterwards", pointer=at, keyword="json_schema")
         self.items += (CoverageItem(at + i.pointer, i.keyword, i.status, i.reason) for i in prepared.coverage.items)
+        self._followed.append((at, begin, prepared.residual))
         return self._part(fuse_delimiters(prepared.lark))
 
     def _body(self, tag: Format, pointer: str) -> str:
@@ -117,7 +146,11 @@ class _Translation:
         content = _object(tag.get("content"), pointer)
         if content.get("type") != "any_text":
             closing = " | ".join(_literal(end) for end in ends)
-            return f"{self.format(content, f'{pointer}/content')} ({closing})"
+            at = f"{pointer}/content"
+            if content.get("type") == "json_schema":
+                return f"{self._json_schema(content, at, _text(tag, 'begin'))} ({closing})"
+            return f"{self.format(content, at)} ({closing})"
+        self._may_hold_tags = True
         if not all(ends) or any(content.get(name) for name in ("excludes", "max_tokens", "max_chars")):
             raise NotTranslated(f"a bounded any_text at {pointer}")
         return self._until(ends)

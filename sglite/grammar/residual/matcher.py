@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from sglite.errors import GrammarViolation
 from sglite.grammar import bitmask
 from sglite.grammar.matcher import Bitmask, Matcher
-from sglite.grammar.residual.tracker import KEY, OUTSIDE, SCALAR, STRING, Frame, State, Tracker
+from sglite.grammar.residual.tracker import AROUND, KEY, OUTSIDE, SCALAR, STRING, Frame, State, Tracker
 from sglite.grammar.vocab import INERT_IN_STRING, INERT_OUTSIDE, TokenSet, Vocab
 
 _NOTHING_LEFT = "every token that the grammar allows here breaks another rule of the schema"
@@ -70,7 +70,7 @@ class WithResidual:
         state = self._states[-1]
         data = self._vocab.tokens[token_id]  # b"" for a stop id
         inert = self._inert_in_string if 0 < state.mode < SCALAR else self._inert_outside
-        if state.escaped or not self._vocab.inertness[token_id] & inert:
+        if state.mode == AROUND or state.escaped or not self._vocab.inertness[token_id] & inert:
             after = self._after(data)
             if after is None:
                 return False
@@ -180,6 +180,11 @@ class WithResidual:
     def _suspects(self, state: State) -> TokenSet:
         """The tokens that can break a rule somewhere within, if any can."""
         vocab = self._vocab
+        if state.mode == AROUND:
+            if not self._tracker.is_near_value(state, self._text):
+                return vocab.no_tokens
+            if not self._tracker.follows_values:
+                return vocab.repeated_keys
         if self._tracker.follows_numbers:
             return vocab.numeric_in_string if state.in_string else vocab.numeric_outside
         if self._tracker.follows_values:
@@ -195,7 +200,7 @@ class WithResidual:
         for the two say the same. Where nothing else is legal, it is looked at."""
         behind = self._behind_value()
         state = self._states[-1]
-        wrong = [*self._repeating(state), *self._dead(state.frame)]
+        wrong = [*self._repeating(state), *self._dead(state.frame), *(() if self._may_end else self._vocab.stop_ids)]
         unclear: list[int] = []
         for token_id in self._suspects(state).in_row(row):
             token = self._vocab.tokens[token_id]

@@ -5,8 +5,11 @@ They are found by the schema front end, travel between processes as plain values
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from sglite.grammar.residual.around import Around
 from sglite.grammar.residual.numbers import NumberRule
 
 NOTHING = -1  # the shape of values below which no array is ruled
@@ -25,7 +28,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
-    """No key twice in any object, and what the shapes say of arrays (shapes[0]: the whole value; none: nothing).
+    """No key twice in any object, and what the shapes say of arrays (shapes[0]: the whole value; none: nothing). With
+    `around`, of the values within other text.
 
     Keys run out where some beginning of an undeclared key has only finitely many ways to go on: such a key matches one
     of `keys_run_out`, searched for as a pattern of the schema is.
@@ -34,6 +38,7 @@ class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
     keys_run_out: tuple[str, ...] = ()
     keys_are_counted: bool = False  # some object needs two or more undeclared keys
     shapes: tuple[Shape, ...] = ()
+    around: Around | None = None
 
     @property
     def runs_out(self) -> bool:
@@ -48,8 +53,41 @@ class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
         return longest * max(1, most)
 
     @property
+    def needs_end(self) -> bool:
+        """The value itself may be a number that has a rule: something has to tell where it ends."""
+        return bool(self.shapes and self.shapes[0].numbers)
+
+    @property
     def decides(self) -> str:
         """A keyword of the schema that holds through these rules alone; "" where they only keep keys apart."""
         if any(shape.unique for shape in self.shapes):
             return "uniqueItems"
         return "multipleOf" if self.shapes else "minProperties" if self.keys_are_counted else ""
+
+
+def united(parts: Sequence[ResidualRules | None]) -> tuple[ResidualRules, list[int]]:
+    """The rules of several values as one, and the shape of each of the values in it."""
+    shapes: list[Shape] = []
+    starts: list[int] = []
+    patterns: dict[str, None] = {}
+    for rules in parts:
+        starts.append(len(shapes) if rules is not None and rules.shapes else NOTHING)
+        if rules is not None:
+            patterns.update(dict.fromkeys(rules.keys_run_out))
+            by = len(shapes)
+            shapes += [_moved(shape, by) for shape in rules.shapes]
+    counted = any(rules is not None and rules.keys_are_counted for rules in parts)
+    return ResidualRules(keys_run_out=tuple(patterns), keys_are_counted=counted, shapes=tuple(shapes)), starts
+
+
+def _moved(shape: Shape, by: int) -> Shape:
+    def moved(number: int) -> int:
+        return number if number == NOTHING else number + by
+
+    return msgspec.structs.replace(
+        shape,
+        items=tuple(map(moved, shape.items)),
+        rest=moved(shape.rest),
+        named={name: moved(number) for name, number in shape.named.items()},
+        other=moved(shape.other),
+    )

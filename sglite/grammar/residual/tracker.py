@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
+from sglite.grammar.residual.around import ValueFinder
 from sglite.grammar.residual.numbers import Numbers
 from sglite.grammar.residual.rules import NOTHING, ResidualRules, Shape
 from sglite.grammar.schema.pattern_text import matcher
 from sglite.grammar.schema.values import identity, parse_json
 
-OUTSIDE, KEY, STRING, SCALAR = range(4)
+OUTSIDE, KEY, STRING, SCALAR, AROUND = range(5)  # AROUND: in the text around the values
 
-_QUOTE, _BACKSLASH, _COMMA, _COLON, _SPACE = b'"\\,: '
+_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_NO_PART = b": \t\r\n"
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _IN_NUMBER = frozenset(b"-+.0123456789eE")
 _BEGINS_NUMBER = frozenset(b"-0123456789")
@@ -112,13 +114,19 @@ class Tracker:
         self.follows_values = bool(rules.shapes) or self.runs_out  # not only keys
         self._numbers = {i: Numbers(shape.numbers) for i, shape in enumerate(rules.shapes) if shape.numbers}
         self.follows_numbers = bool(self._numbers)
+        self._finder = None if rules.around is None else ValueFinder(rules.around)
 
     def start(self) -> State:
-        shape = Shape(rest=0) if self.rules.shapes else _PLAIN
-        return State(Frame(None, False, shape, value_shape=shape.rest))
+        return _value(0 if self.rules.shapes else NOTHING) if self._finder is None else _around(0)
+
+    def is_near_value(self, state: State, text: bytes | bytearray) -> bool:
+        """Of a state around: whether one token can lead into a value, and break a rule there."""
+        return self._finder is not None and self._finder.is_near(state.frame.begin, text)
 
     def step(self, state: State, text: bytes | bytearray, data: bytes) -> Step | None:
         """The state after `data`, given the `text` before it. None where a rule is broken on the way."""
+        if self._finder is not None:
+            return self._step_within(self._finder, state, text, data)
         walk = _Walk(self, state, text, data)
         for at, byte in enumerate(data):
             if not walk.take(at, byte):
@@ -128,6 +136,32 @@ class Tracker:
         if self.follows_numbers and not walk.number_is_alive(len(data)):
             return None
         return Step(walk.state(), walk.went_on)
+
+    def _step_within(self, finder: ValueFinder, state: State, text: bytes | bytearray, data: bytes) -> Step | None:
+        """The same, of values within other text."""
+        at, went_on = 0, False
+        while True:
+            if state.mode == AROUND:
+                found = finder.next_value(state.frame.begin, text, data, at)
+                if found is None:
+                    return Step(state, went_on)
+                at, state = found[0], _value(found[1])
+                if at < 0:
+                    return self._step_within(finder, state, b"", bytes(text) + data)
+            walk = _Walk(self, state, text, data)
+            has_ended = False  # a number or word counts as text: where it ends is not for JSON to say
+            while at < len(data) and not has_ended:
+                if not walk.take(at, data[at]):
+                    return None
+                has_ended = walk.is_outermost and data[at] not in _NO_PART
+                at += 1
+            went_on = went_on or walk.went_on
+            if has_ended:
+                state = _around(len(text) + at)
+                continue
+            if (self.runs_out and walk.is_dead(at)) or (self.follows_numbers and not walk.number_is_alive(at)):
+                return None
+            return Step(walk.state(), went_on)
 
     def end_scalar(self, state: State, text: bytes | bytearray) -> State | None:
         """The state once a number or word ended that is at hand, before what follows it. None where it cannot end here,
@@ -154,6 +188,16 @@ class Tracker:
         return _PLAIN if number == NOTHING else self.rules.shapes[number]
 
 
+def _value(shape: int) -> State:
+    """Before a value that hangs on nothing."""
+    return State(Frame(None, False, _PLAIN, value_shape=shape))
+
+
+def _around(begin: int) -> State:
+    """In the text around the values, of which the part at hand begins there."""
+    return State(Frame(None, False, _PLAIN, begin=begin), AROUND)
+
+
 def _may_match(pattern: str, key: str) -> bool:
     try:
         return matcher(pattern).search(key, timeout=_MATCH_SECONDS) is not None
@@ -173,6 +217,11 @@ class _Walk:
 
     def state(self) -> State:
         return State(self.frame, self.mode, self.escaped)
+
+    @property
+    def is_outermost(self) -> bool:
+        """Within no object, array or string."""
+        return self.frame.parent is None and self.mode != STRING
 
     def take(self, at: int, byte: int) -> bool:
         if self.mode == KEY or self.mode == STRING:
@@ -245,7 +294,7 @@ class _Walk:
             assert frame.parent is not None
             self.frame, self._is_own = frame.parent, False
             return self.value_ended(at + 1)
-        elif byte != _COLON and byte != _SPACE:
+        elif byte not in _NO_PART:
             self._value_begins(at, byte)
         return True
 

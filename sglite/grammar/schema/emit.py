@@ -150,8 +150,6 @@ class Emitter:
         parts = self.parts.values()
         if self._keys_run_out and any(shape.runs_out for shape in shapes):
             raise Conflict(next(one.gap for part in parts for one in part.unique if one.runs_out))
-        if rules.runs_out and any(shape.numbers for shape in shapes):
-            raise Conflict(next(part.followed_numbers for part in parts if part.followed_numbers is not None))
         return rules
 
     def leave_out(self, case: Case, keyword: str, reason: str) -> None:

@@ -95,3 +95,30 @@ def test_what_is_no_tag_is_refused(format):
     with pytest.raises(InvalidGrammar):
         byte = structural({"type": "sequence", "elements": [SCHEMA, format]})
         route.plan(byte)
+
+
+OPEN = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"a": {"uniqueItems": True}}}}
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "bad"),
+    [
+        (tag(OPEN), '<f=w>{"b":1,"c":{"b":1}}</f>', '<f=w>{"b":1,"b":1}</f>'),
+        ({**TRIGGERED, "tags": [tag(OPEN)]}, 'a {"b":1,"b":1} <f=w>{"b":1}</f>', 'a <f=w>{"b":1,"b":1}</f>'),
+        ({**TRIGGERED, "tags": [tag(OPEN)]}, "<f=w>{}</f><f=w>{}</f>", '<f=w>{}</f><f=w>{"b":1,"b":1}</f>'),
+        ({"type": "plus", "content": tag(OPEN)}, '<f=w>{"a":[1,2]}</f>', '<f=w>{"a":[1,2,1]}</f>'),
+    ],
+)
+def test_no_key_stands_twice_within_a_tag(byte_compiler, format, good, bad):
+    assert whole(byte_compiler, structural(format), good)
+    assert not whole(byte_compiler, structural(format), bad)
+
+
+def test_where_a_tag_cannot_be_told_from_text_the_coverage_says_so():
+    closed = {"type": "json_schema", "json_schema": {"type": "object", "properties": {"a": {}}}}
+    elements = [tag(closed), {"type": "regex", "pattern": ".*"}]
+    coverage = route.plan(structural({"type": "sequence", "elements": elements})).coverage
+    assert [item.keyword for item in coverage.items if item.status == "unsupported"] == ["additionalProperties"]
+    with pytest.raises(UnsupportedSchema) as caught:
+        route.plan(structural({"type": "sequence", "elements": [tag(OPEN), {"type": "regex", "pattern": ".*"}]}))
+    assert caught.value.keyword == "uniqueItems"
