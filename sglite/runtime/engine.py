@@ -36,6 +36,7 @@ from sglite.runtime.scheduler.drafts import PromptLookup
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
 from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.masks import MaskFiller
+from sglite.runtime.scheduler.odds import RunOdds
 from sglite.runtime.scheduler.outputs import OutputProcessor
 from sglite.runtime.scheduler.policy import WaitingList, make_order
 from sglite.runtime.scheduler.rows import RowTable, Step
@@ -105,6 +106,7 @@ class EngineCore:
         self._overlap = executor.overlaps if config.overlap is None else config.overlap
         seconds = getattr(executor, "step_seconds", None)
         self._turns = Turns(seconds or unmeasured)
+        self._odds = RunOdds()
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
         self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows, asks=self._overlap)
@@ -118,7 +120,7 @@ class EngineCore:
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
             jumps=JumpPolicy(overlaps=self._overlap, step_seconds=seconds or unmeasured),
-            turns=self._turns,
+            odds=self._odds,
             clock=clock,
         )
         self._intake = Intake(
@@ -252,8 +254,9 @@ class EngineCore:
         return self._outputs.take()
 
     def _wants_turn(self) -> bool:
+        requests = self._scheduler.running.requests
         accepted, drafts = self._scheduler.expected_drafts()
-        return self._turns.pay(len(self._scheduler.running), accepted=accepted, drafts=drafts)
+        return self._turns.pay(len(requests), runs=self._odds.expected(requests), accepted=accepted, drafts=drafts)
 
     def _plain_step(self, now: float) -> None:
         step = self._schedule(now)

@@ -28,13 +28,27 @@ class Said:
 class State:
     """`position` None: inside a string, and not looked at yet."""
 
-    __slots__ = ("can_stop", "finished", "inside", "next", "part", "position", "room", "run", "said")
+    __slots__ = (
+        "can_stop",
+        "draws",
+        "finished",
+        "inside",
+        "next",
+        "part",
+        "position",
+        "room",
+        "run",
+        "runs",
+        "said",
+    )
 
     def __init__(self, position: Position | None, said: Said, *, finished: bool = False) -> None:
         self.position = position
         self.said = said
         self.next: dict[int, State] = {}  # by token; what was taken before
         self.run: Run | None = None  # what is forced here, once its moves are known
+        self.draws = 0  # tokens that were drawn here, as far as somebody counts them
+        self.runs = 0  # those that forced text followed
         self.can_stop = position is not None and position.can_end
         self.finished = finished
         self.inside: Inside | None = None  # a string, and then where in it:

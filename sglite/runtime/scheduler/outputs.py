@@ -38,9 +38,9 @@ from sglite.runtime.scheduler.answers import (
 )
 from sglite.runtime.scheduler.delayed import DelayedMatcher
 from sglite.runtime.scheduler.jumps import JumpPolicy
+from sglite.runtime.scheduler.odds import RunOdds
 from sglite.runtime.scheduler.rows import MATCHER, STREAMS, RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
-from sglite.runtime.scheduler.turns import Turns
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
 
@@ -60,13 +60,13 @@ class OutputProcessor:
         vocab_size: int,
         advancer: BatchAdvancer | None,
         jumps: JumpPolicy,
-        turns: Turns,
+        odds: RunOdds,
         clock: Callable[[], float],
     ) -> None:
         """`vocab_size`: ids that a sampler can draw. `advancer`: accepts the tokens of many matchers at once."""
         self._advancer = advancer
         self._jumps = jumps
-        self._turns = turns
+        self._odds = odds
         self._jumping: set[int] = set()  # rows of the step being applied whose forced text enters at once
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[list(tokenizer.stop_token_ids)] = True
@@ -148,6 +148,7 @@ class OutputProcessor:
         requests = [step.requests[i] for i in indices]
         token_ids = tokens[indices].tolist()
         more: dict[int, bool] = {}
+        places = self._odds.places(request.matcher for request in requests)
         if self._advancer is not None:
             try:
                 verdicts = self._advancer.advance([r.matcher for r in requests], token_ids)  # type: ignore[misc]
@@ -159,7 +160,7 @@ class OutputProcessor:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
         drawing = self._table.in_flight[step.batch.rows] > 1  # the next draw is under way
         saved: dict[int, int] = {}
-        self._turns.drew(len(indices), sum(ahead > 0 for ahead in verdicts))
+        self._odds.drew(places, [ahead > 0 for ahead in verdicts])
         for i, request, ahead in zip(indices, requests, verdicts, strict=True):
             if not ahead:
                 continue

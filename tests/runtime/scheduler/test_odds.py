@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from sglite.runtime.scheduler.odds import RunOdds
+
+
+@dataclass
+class Place:
+    draws: int = 0
+    runs: int = 0
+
+
+def row(place: Place | None, *, num_ahead: int = 0) -> Any:
+    return SimpleNamespace(matcher=SimpleNamespace(state=place), num_ahead=num_ahead)
+
+
+def test_each_place_learns_what_follows_it() -> None:
+    odds, digit, inside = RunOdds(), Place(), Place()
+    for _ in range(100):
+        odds.drew([digit, inside], [True, False])
+    assert odds.expected([row(digit)]) > 0.95
+    assert odds.expected([row(inside)]) < 0.05
+    assert 0.9 < odds.expected([row(digit), row(inside)]) < 1.05
+
+
+def test_a_new_place_and_a_matcher_without_places_are_like_the_others() -> None:
+    odds = RunOdds()
+    for _ in range(200):
+        odds.drew([None, None, Place(), Place()], [True, False, False, False])
+    assert 0.2 < odds.expected([row(Place())]) < 0.3
+    assert 0.2 < odds.expected([row(None)]) < 0.3
+
+
+def test_rows_without_a_grammar_and_known_draws_expect_nothing() -> None:
+    odds, digit = RunOdds(), Place(10, 10)
+    odds.drew([digit], [True])
+    assert odds.expected([SimpleNamespace(matcher=None, num_ahead=0)]) == 0.0  # type: ignore[list-item]
+    assert odds.expected([row(digit, num_ahead=1)]) == 0.0
+    odds.drew([], [])
