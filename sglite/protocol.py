@@ -316,7 +316,14 @@ class CoverageItem(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+_MOST_ITEMS = 500
+_CARRIED = ("mask", "rewritten", "redundant", "annotation")
+
+
 class Coverage(msgspec.Struct, frozen=True):
+    """What becomes of a constraint. Of a schema with more than 500 assertions an engine names those alone that its mask
+    does not carry: it tells with every answer."""
+
     items: tuple[CoverageItem, ...] = ()
     engine: str = ""  # which grammar engine carries it
     reason: str = ""  # why that one
@@ -324,7 +331,13 @@ class Coverage(msgspec.Struct, frozen=True):
     @property
     def exact(self) -> bool:
         """True when the mask alone enforces every assertion."""
-        return all(i.status in ("mask", "rewritten", "redundant", "annotation") for i in self.items)
+        return all(i.status in _CARRIED for i in self.items)
+
+    def brief(self) -> Coverage:
+        """The same, of many assertions only those that the mask does not carry."""
+        if len(self.items) <= _MOST_ITEMS:
+            return self
+        return Coverage(tuple(i for i in self.items if i.status not in _CARRIED), self.engine, self.reason)
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):

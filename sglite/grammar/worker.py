@@ -98,7 +98,7 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         plan = route.plan(job.spec)
         if plan.engine == engine.name and not route.is_tame(plan.grammar):
             engine.compile(job.spec, plan.grammar)
-        return Answer("planned", plan.grammar, plan.coverage, plan.residual)
+        return Answer("planned", plan.grammar, plan.coverage.brief(), plan.residual)
     except _OutOfTime:
         return Answer("slow")
     except SgliteError as error:

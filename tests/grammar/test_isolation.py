@@ -10,6 +10,7 @@ import pytest
 
 from sglite.errors import GrammarTimeout, GrammarTooLarge, SgliteError
 from sglite.grammar import isolation, spec
+from sglite.grammar.engines import route
 from sglite.grammar.isolation import Worker
 from sglite.grammar.worker import Answer, Job
 
@@ -88,3 +89,18 @@ def test_a_worker_steps_back_behind_its_owner_and_hears_no_ctrl_c(worker):
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     assert os.getsid(pid) == os.getsid(0), "niceness counts within a session only, where Linux groups by them"
     assert os.getpgid(pid) == pid
+
+
+def test_of_many_assertions_only_those_are_told_that_the_mask_does_not_carry(worker):
+    many = {f"key{i}": {"type": "string", "maxLength": i} for i in range(400)}
+    odd = {"odd": {"type": "string", "format": "no-such-format"}}
+    for properties in (dict(list(many.items())[:3]), many, many | odd):
+        wanted = spec.json_schema({"properties": properties}, on_unsupported="validate")
+        told, whole = worker.ask(Job(wanted, 2.0, 512 * _MB)).coverage, route.plan(wanted).coverage
+        assert told.exact == whole.exact
+        if len(properties) == 3:
+            assert told == whole
+        else:
+            assert len(whole.items) > 500
+            assert {item.pointer for item in told.items} <= {"/properties/odd/format"}
+            assert (told.engine, told.reason) == (whole.engine, whole.reason)

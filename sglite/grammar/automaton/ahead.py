@@ -45,7 +45,7 @@ def meet(
     left: dict[State, Matcher] = {}
     said = set()
     for _ in range(texts):
-        text = draw(automaton.machine, rng, most).decode(errors="ignore")
+        text = draw(automaton.machine, rng, most, end).decode(errors="ignore")
         matcher = FollowedMatcher(grammar, vocab)
         for token_id in (-1, *vocab.encode(text)):
             if token_id >= 0 and not matcher.accept((token_id,)):
@@ -69,11 +69,11 @@ def meet(
         time.sleep(0)
 
 
-def draw(machine: Machine, rng: random.Random, most: int) -> bytes:
+def draw(machine: Machine, rng: random.Random, most: int, end: float) -> bytes:
     """The beginning of some text of the grammar, or a whole one."""
     data = bytearray()
     at: Position | None = machine.start
-    while at is not None and len(data) < most:
+    while at is not None and len(data) < most and time.thread_time() < end:
         first = machine.first_bytes(at)
         if not first or (at.can_end and rng.random() < _CLOSING):
             break

@@ -329,7 +329,7 @@ class LLGuidanceEngine:
         if not legal and not template.is_accepting():
             raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
         for token_id in legal:
-            if template.try_consume_tokens([token_id]) != 1:
+            if not self._executor.consume_token_par([(template, token_id)])[0]:  # it takes long where keys are many
                 _check(template)
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
             template.rollback(1)

@@ -30,6 +30,9 @@ HEARTBEAT_S = 1.0
 Build = Callable[[EngineConfig, Callable[[str], None]], Built]
 
 LAST_WORDS_MS = 1000  # a last word gets through, a dead parent holds nobody up
+# A step takes the interpreter lock back a dozen times. Beside a thread that computes in Python (where a constraint is
+# read) each time would take up to 5 ms.
+_SWITCH_S = 0.0005
 
 
 class ZmqInbox:
@@ -96,6 +99,7 @@ def _run(context: zmq.Context[zmq.Socket[bytes]], folder: str, builder: str, con
     inbox = ZmqInbox(commands)
     loop = StepLoop(built.core, built.grammars, inbox, emit, built.stats)
     pulse.loop = loop
+    sys.setswitchinterval(_SWITCH_S)
     gc.freeze()  # what is there now stays: the collector need not go over a million objects again between two steps
     emit([m.Ready(built.model_info, built.facts)])
     loop.run()
