@@ -15,7 +15,7 @@ from operator import and_, or_
 from typing import Any
 
 from sglite.grammar.automaton.utf8 import byte_sequences
-from sglite.grammar.schema.pattern_text import UNIT
+from sglite.grammar.spelling import UNIT
 
 ALL_BYTES = (1 << 256) - 1
 

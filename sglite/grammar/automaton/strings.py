@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sglite.grammar.automaton.regex import Regex, Regexes
 from sglite.grammar.matcher import Bitmask
-from sglite.grammar.schema.pattern_text import UNIT
+from sglite.grammar.spelling import UNIT
 
 NO_BOUND = 1 << 40  # the room of a string without a maxLength
 _MOST_ADDS = 255  # as many characters and more are one

@@ -28,14 +28,13 @@ from sglite.grammar.schema.pattern import (
     parse,
     split_anchors,
 )
+from sglite.grammar.spelling import UNIT
 
 MATCH_SECONDS = 0.5
 
 _SHORT = {0x22: '"', 0x5C: "\\", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r"}
 _SPECIAL = (*range(0x20), 0x22, 0x5C)
 _SURROGATES = (0xD800, 0xDFFF)
-# One character of a JSON string in its one spelling.
-UNIT = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))'
 ANY = f"{UNIT}*"
 NOTHING = r"[^\x00-\x{10FFFF}]"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sglite.grammar.automaton.regex import Regexes, TooManyStates
 from sglite.grammar.automaton.utf8 import byte_sequences
-from sglite.grammar.schema.pattern_text import UNIT
+from sglite.grammar.spelling import UNIT
 
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?(?:[0-9]{1,2}|[12][0-9]{2}))?"
 
