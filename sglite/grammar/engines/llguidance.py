@@ -37,7 +37,7 @@ MAX_FORCED_BYTES = 16_384  # each mask looks over all the text that is forced fr
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=50_000,  # 1,000 optional keys are 3,000 items
     initial_lexer_fuel=5_000_000,  # 100 ms
-    step_lexer_fuel=200_000,
+    step_lexer_fuel=1_000_000,  # 20 ms; words counted by a pattern within a bounded string took 300,000
     step_max_items=50_000,
     max_lexer_states=100_000,
     max_grammar_size=500_000,
@@ -287,7 +287,7 @@ class LLGuidanceEngine:
         first = make()
         cheap = time.thread_time() - began < _CHEAP_TEMPLATE_S
         _check(first)
-        self._try_first_token(first)
+        self._try_first_token(first, grammar)
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, grammar, self._follower)
         if self._follower is None or spec.kind not in ("json_schema", "tools"):
@@ -315,7 +315,7 @@ class LLGuidanceEngine:
         except (GrammarViolation, TooManyStates):
             return  # it comes to a limit somewhere: whoever gets there is told
 
-    def _try_first_token(self, template: llguidance.LLMatcher) -> None:
+    def _try_first_token(self, template: llguidance.LLMatcher, grammar: str) -> None:
         """Make the first mask, and take the first and the last token that it allows.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
@@ -334,6 +334,35 @@ class LLGuidanceEngine:
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
             template.rollback(1)
             _check(template)
+        if _is_entangled(grammar):
+            self._try_text(template)
+
+    def _try_text(self, template: llguidance.LLMatcher) -> None:
+        """Go some tokens on, by the one in the middle of those that the mask allows, and back."""
+        row = bitmask.empty(self.vocab.size)
+        taken = 0
+        for _ in range(_TRIED_TOKENS):
+            template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            _check(template)
+            legal = [i for i in bitmask.ids(row).tolist() if i not in self.vocab.stop_ids]
+            if not legal:
+                break
+            if template.try_consume_tokens([legal[len(legal) // 2]]) != 1:
+                _check(template)
+                raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too entangled")
+            taken += 1
+        template.rollback(taken)
+        _check(template)
+
+
+_TRIED_TOKENS = 8
+_MANY_OPERANDS = 5
+
+
+def _is_entangled(grammar: str) -> bool:
+    """Some terminal is what many expressions have in common: its states may be too many for the engine."""
+    most = " & " in grammar and max(line.count(" & ") for line in grammar.split("\\n"))
+    return most >= _MANY_OPERANDS
 
 
 _ENCODE_CACHE = 4096  # texts
