@@ -96,13 +96,12 @@ class CpuOps:
 
 
 def load_kernels(threads: int) -> CompiledKernels | None:
-    """None where numba is not installed, as for a Python that is newer than it."""
+    """None where numba is not installed, as for a Python that is newer than it, or switched off."""
     try:
         from sglite.runtime.device.cpu_compiled import CompiledKernels  # brings numba in, which takes half a second
     except ImportError as error:
-        logger.warning(
-            "no compiled CPU kernels (%s): float32 runs at about half of its speed; pip install numba", error
-        )
+        hint = "; pip install numba" if isinstance(error, ModuleNotFoundError) else ""
+        logger.warning("no compiled CPU kernels (%s): float32 runs at about half of its speed%s", error, hint)
         return None
     return CompiledKernels(threads)
 
