@@ -10,17 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglite.grammar.schema.cases import ARRAY, Case, Conjunction, Contains, Gap
-from sglite.grammar.schema.distinct import prefix_length
-from sglite.grammar.schema.expand import TooManyCases
+from sglite.grammar.schema.distinct import finite_values, prefix_length
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
 from sglite.grammar.schema.shapes import Unique
-from sglite.grammar.schema.values import Json, encodable, identity
+from sglite.grammar.schema.values import Json
 
 if TYPE_CHECKING:
     from sglite.grammar.schema.emit import Emitter
 
 OPEN, CLOSE = Terminal('"["'), Terminal('"]"')
-MAX_DISTINCT = 60  # bits of the parameter that remembers which values were there
 MAX_COUNT_STATES = 4000
 
 
@@ -180,19 +178,7 @@ def _counted_items(case: Case, index: int, counts: tuple[int, ...]) -> list[tupl
 
 def _finite_items(emitter: Emitter, case: Case) -> list[Json] | None:
     """All values that any item can have, None where they are too many to remember."""
-    if prefix_length(case):
-        return None
-    literals = case.item_literals(0)
-    try:
-        cases = emitter.cases(literals)
-    except TooManyCases:
-        return None
-    found: dict[object, Json] = {}
-    for item in cases:
-        if item.values is None:
-            return None
-        found.update((identity(value), value) for value in item.values if encodable(value))
-    return list(found.values()) if len(found) <= MAX_DISTINCT else None
+    return None if prefix_length(case) else finite_values(emitter, case.item_literals(0))
 
 
 def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> None:

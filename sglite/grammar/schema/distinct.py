@@ -13,10 +13,12 @@ from sglite.grammar.schema.cases import ARRAY, BOOLEAN, FRACTION, NULL, NUMBER, 
 from sglite.grammar.schema.expand import TooManyCases
 from sglite.grammar.schema.objects import all_keys, takes_any_further_key
 from sglite.grammar.schema.openness import MANY, string_count, strings_are_open
+from sglite.grammar.schema.values import Json, encodable, identity
 
 if TYPE_CHECKING:
     from sglite.grammar.schema.emit import Emitter
 
+MAX_DISTINCT = 60  # bits of the parameter that remembers which values were there
 _MAX_DEPTH = 6
 
 
@@ -49,9 +51,15 @@ class Distinct:
         return (
             all(self._scalars_have_one_spelling(case) for case in cases)
             and (
-                all(takes_any_further_key(self.emitter, c) for c in objects) or self._objects_have_one_spelling(objects)
+                any(map(_is_any_object, objects))  # whatever another case begins goes on as this one
+                or all(takes_any_further_key(self.emitter, c) for c in objects)
+                or self._objects_have_one_spelling(objects)
             )
-            and (all(map(self._array_is_open, arrays)) or all(map(self._array_has_one_spelling, arrays)))
+            and (
+                any(map(_is_any_array, arrays))
+                or all(map(self._array_is_open, arrays))
+                or all(map(self._array_has_one_spelling, arrays))
+            )
         )
 
     def count(self, literals: Conjunction, depth: int = 0) -> int:
@@ -87,11 +95,19 @@ class Distinct:
         return not (case.types & NUMBER and case.multiples)
 
     def _array_has_one_spelling(self, case: Case) -> bool:
-        if case.unique is not None or case.contains:
+        if case.contains or (case.unique is not None and not self._is_told_by_the_grammar(case)):
             return False
         length = prefix_length(case)
         last = length if case.max_items is None else min(length, case.max_items - 1)
         return all(self._has_one_spelling(case.item_literals(index)) for index in range(last + 1))
+
+    def _is_told_by_the_grammar(self, case: Case) -> bool:
+        """Of an array without items that stand twice: how it can go on is for the grammar alone to say, or it always
+        can. The search for beginnings that cannot asks the grammar."""
+        literals = case.item_literals(0)
+        if prefix_length(case):
+            return False
+        return bool(finite_values(self.emitter, literals)) or (case.max_items is None and self.is_open(literals))
 
     def _objects_have_one_spelling(self, cases: list[Case]) -> bool:
         orders: list[list[str]] = []
@@ -108,17 +124,23 @@ class Distinct:
         if case.values is not None:
             return len(case.values)
         found = 1
-        if case.types & NUMBER and not case.multiples and not case.not_values:
+        if case.types & NUMBER and not (case.multiples or case.not_multiples or case.not_values):
             low, high = case.integer_range()
             found = MANY if case.types & FRACTION or low is None or high is None else high - low + 1
         if case.types & STRING:
             found = max(found, string_count(case))
         if case.types & ARRAY and self._array_is_open(case):
             found = MANY
+        elif case.types & ARRAY and case.min_items < 2 and case.max_items != 0 and not case.contains:
+            found = max(found, self.count(case.item_literals(0), depth + 1))
         if case.types & OBJECT:
             if takes_any_further_key(self.emitter, case):
                 return MANY
-            found = max([found, *(self.count(case.key_literals(name), depth + 1) for name in case.required)])
+            names = list(case.required)
+            if case.presence is True and case.max_keys is None and not case.some_keys:
+                names = all_keys(self.emitter, case) or names
+            counts = {name: self.count(case.key_literals(name), depth + 1) for name in names}
+            found = max([found, *(n + (n > 0 and name not in case.required) for name, n in counts.items())])
         return min(found, MANY)
 
     def _cases(self, literals: Conjunction) -> list[Case] | None:
@@ -126,6 +148,37 @@ class Distinct:
             return self.emitter.cases(literals)
         except TooManyCases:
             return None
+
+
+def _is_any_object(case: Case) -> bool:
+    return case.types & OBJECT != 0 and _only(case, OBJECT) == Case(types=OBJECT)
+
+
+def _is_any_array(case: Case) -> bool:
+    return case.types & ARRAY != 0 and _only(case, ARRAY) == Case(types=ARRAY)
+
+
+def _only(case: Case, types: int) -> Case:
+    """The case without what narrows other types."""
+    if types == OBJECT:
+        names = ("keys", "some_keys", "key_names", "required", "absent", "presence", "min_keys", "max_keys")
+    else:
+        names = ("items", "contains", "min_items", "max_items", "unique")
+    return Case(types=types, values=case.values, **{name: getattr(case, name) for name in names})
+
+
+def finite_values(emitter: Emitter, literals: Conjunction) -> list[Json] | None:
+    """All values of a conjunction, None where they are too many to remember."""
+    try:
+        cases = emitter.cases(literals)
+    except TooManyCases:
+        return None
+    found: dict[object, Json] = {}
+    for case in cases:
+        if case.values is None:
+            return None
+        found.update((identity(value), value) for value in case.values if encodable(value))
+    return list(found.values()) if len(found) <= MAX_DISTINCT else None
 
 
 def prefix_length(case: Case) -> int:

@@ -79,7 +79,29 @@ ANY_ITEMS: dict[str, Any] = {
 }
 MAPS: dict[str, Any] = {"type": "array", "items": {"type": "object"}, "uniqueItems": True, "minItems": 2}
 NESTED: dict[str, Any] = {"type": "array", "items": WORDS, "uniqueItems": True, "minItems": 2}
+VOICES: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "pattern": "^[ab]?$"},
+            "b": {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b"]}},
+            "ab": {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "minItems": 1},
+        },
+        "required": ["b"],
+        "additionalProperties": False,
+    },
+    "uniqueItems": True,
+    "minItems": 2,
+}
+ANY_OR_PAIR: dict[str, Any] = {
+    "type": "array",
+    "items": {"anyOf": [{"not": {"type": "string"}}, {"type": "string", "pattern": "^[ab]?$"}, PAIR]},
+    "uniqueItems": True,
+    "minItems": 2,
+}
 KEYS = {
+    "voices": VOICES,
     "open": OPEN,
     "letters": LETTERS,
     "named": NAMED,
@@ -121,6 +143,11 @@ KEYS = {
         ({"type": "array", "uniqueItems": True}, "[null,-1.5,null]", False),
         ({"uniqueItems": True}, '{"a":"a"}', True),  # the rule is for arrays
         ({"items": {"uniqueItems": True}, "type": "array"}, '[{"a":"a","b":"a"},["a"]]', True),
+        (VOICES, '[{"b":[]},{"b":[],"ab":["a"]},{"b":["a"]}]', True),
+        (VOICES, '[{"b":[]},{"b":[],"ab":["a","a"', False),
+        (VOICES, '[{"b":["a","b"]},{"b":["a","b"]}', False),
+        (ANY_OR_PAIR, '["a",{"b":1},[],{"b":1,"c":1}]', True),
+        (ANY_OR_PAIR, '["a",{"b":1},[],{"b":1}', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],
