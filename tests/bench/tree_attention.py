@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglite.runtime.device.base import AttentionShape, KVCache, Norm
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, KVCache, Norm
 from sglite.runtime.device.cuda import tree as tree_module
 from sglite.runtime.device.cuda import tree_plan
 from sglite.runtime.device.cuda.attention import CudaAttention, choose_splits
@@ -100,7 +100,7 @@ class Bench:
         return True
 
     def run(self, forward: CudaForwardBatch, qkv: torch.Tensor) -> list[torch.Tensor]:
-        return [self.attention.attend(i, qkv, self.norms, self.cos_sin, forward) for i in range(LAYERS)]
+        return [self.attention.attend(AttentionLayer(i, self.norms, self.cos_sin), qkv, forward) for i in range(LAYERS)]
 
     def microseconds(self, forward: CudaForwardBatch) -> tuple[float, list[torch.Tensor]]:
         """Of one layer; and what it computes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from sglite.runtime.device.base import ForwardBatch, Norm
+from sglite.runtime.device.base import AttentionLayer, ForwardBatch
 from sglite.runtime.device.cpu import CpuDevice
 from sglite.runtime.executor.model_runner import ModelRunner
 
@@ -29,14 +29,7 @@ class NoAttention:
     def plan(self, batch: ForwardBatch) -> None:
         pass
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglite.runtime.device.base import AttentionShape, KVCache, Norm
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, KVCache, Norm
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
 from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOps, query_tiles
 from tests.fakes.batches import Part, make_batch
@@ -84,7 +84,7 @@ class Cache:
         )  # fmt: skip
         self.attention.plan(inputs)
         qkv = torch.stack([self.qkv[row, position] for row, position in places])
-        out = self.attention.attend(0, qkv, self.norms, self.cos_sin, inputs)
+        out = self.attention.attend(AttentionLayer(0, self.norms, self.cos_sin), qkv, inputs)
         return dict(zip(places, out, strict=True))
 
     def want(self, row: int, position: int) -> torch.Tensor:

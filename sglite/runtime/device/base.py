@@ -99,6 +99,15 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What a layer brings to its attention beside the tokens."""
+
+    number: int  # under which the backend keeps its KV
+    norms: tuple[Norm, Norm] | None  # of each head of q and k, before the rotation
+    cos_sin: torch.Tensor  # float32[max_len, head_dim]: cos of a position's head_dim / 2 angles, then sin
+
+
 class AttentionBackend(Protocol):
     """Paged attention over a KVCache. `plan` once per step, `attend` once per layer.
 
@@ -106,20 +115,13 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: ForwardBatch) -> None: ...
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Everything between the two projections of an attention block.
 
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], q heads, then k heads, then v heads. Normalise each head
-        of q and k (`norms` of head_dim, where given), rotate q and k (NeoX halves; cos_sin float32[max_len, head_dim]:
-        cos of the head_dim / 2 angles, then sin), write k and v of all new tokens into the batch's slots, then causal
-        attention of each row over its positions 0 .. own. Returns [T, num_heads * head_dim]. May overwrite qkv.
+        of q and k where there are norms, rotate q and k (NeoX halves), write k and v of all new tokens into the batch's
+        slots, then causal attention of each row over its positions 0 .. own. Returns [T, num_heads * head_dim]. May
+        overwrite qkv.
         """
         ...
 
@@ -137,25 +139,11 @@ class SelectiveAttention(Protocol):
         """The part of a q, k, v projection that gives keys and values, in the same memory."""
         ...
 
-    def append(
-        self,
-        layer: int,
-        keys_values: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> None:
+    def append(self, layer: AttentionLayer, keys_values: torch.Tensor, batch: ForwardBatch) -> None:
         """keys_values: [T, 2 * num_kv_heads * head_dim]. The part of `attend` that fills the cache."""
         ...
 
-    def attend_selected(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend_selected(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """qkv: [L, (num_heads + 2 * num_kv_heads) * head_dim] -> [L, num_heads * head_dim]."""
         ...
 

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglite.runtime.batch import IntArray
-from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, KVCache, Norm
 
 NARROW = 16  # new tokens up to which a row is padded together with others
 GATHER_BYTES = 2 << 20  # of keys and values at a time: they are read again at once and should be in the cache then
@@ -160,21 +160,14 @@ class CpuAttention:
 
     # -- a layer
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
-        buffers, cache = self._buffers, self._cache.kv[layer]
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        buffers, cache, norms = self._buffers, self._cache.kv[layer.number], layer.norms
         parts = qkv.view(buffers.qkv.shape)
         if norms is not None:
             heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
             _normalise(parts[:, :heads], norms[0])
             _normalise(parts[:, heads : heads + kv_heads], norms[1])
-        self._rotate(parts, cos_sin, batch)
+        self._rotate(parts, layer.cos_sin, batch)
         cache.index_copy_(0, buffers.slots, buffers.keys_values)
         for family in self._families:
             self._family(family, cache)

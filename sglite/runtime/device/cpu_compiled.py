@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglite.runtime.device.base import AttentionShape, ForwardBatch, LayerOps, Norm, PackedWeight
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, LayerOps, Norm, PackedWeight
 from sglite.runtime.device.cpu_attention import CpuKVCache
 from sglite.runtime.device.cpu_kernels import kernels, layout
 from sglite.runtime.device.cpu_kernels.vectors import PANEL
@@ -192,16 +192,9 @@ class CompiledAttention:
             positions.ctypes.data, slots.ctypes.data, rows.ctypes.data, table.ctypes.data, table.shape[1], size,
         )  # fmt: skip
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
-        shape, helpers = self._shape, self._helpers
-        self._plan[4] = cos_sin.data_ptr()
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        shape, helpers, norms = self._shape, self._helpers, layer.norms
+        self._plan[4] = layer.cos_sin.data_ptr()
         q_norm = k_norm = 0
         if norms is not None:
             q_norm, k_norm = norms[0].weight.data_ptr(), norms[1].weight.data_ptr()
@@ -209,7 +202,7 @@ class CompiledAttention:
         out = torch.empty((qkv.shape[0], shape.num_heads * shape.head_dim))
         if kernels.call(
             layout.ATTEND, helpers.state, helpers.count, helpers.scratch,
-            qkv.data_ptr(), self._layers[layer], out.data_ptr(), self._plan_address, q_norm, k_norm,
+            qkv.data_ptr(), self._layers[layer.number], out.data_ptr(), self._plan_address, q_norm, k_norm,
             self._numbers_address, 0, 0, 0, 0, 0.0,
         ):  # fmt: skip
             helpers.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, KVCache, Norm
 
 
 class TorchAttention:
@@ -25,22 +25,15 @@ class TorchAttention:
             self._slots.append(batch.page_table[row].long()[positions // size] * size + positions % size)
             self._masks.append(positions[None, :] <= positions[start:, None])  # [new, start + new]
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         shape = self._shape
         sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         q, k, v = qkv.unflatten(-1, (-1, shape.head_dim)).split(sizes, dim=1)
-        if norms is not None:
-            q, k = rms_norm(q, norms[0]), rms_norm(k, norms[1])
-        angles = cos_sin[batch.positions]
+        if layer.norms is not None:
+            q, k = rms_norm(q, layer.norms[0]), rms_norm(k, layer.norms[1])
+        angles = layer.cos_sin[batch.positions]
         q, k = rotate(q, angles), rotate(k, angles)
-        keys, values = self._cache.k[layer], self._cache.v[layer]
+        keys, values = self._cache.k[layer.number], self._cache.v[layer.number]
         keys[batch.slots] = k
         values[batch.slots] = v
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglite.runtime.device.base import ForwardBatch, Norm, SelectiveAttention
+from sglite.runtime.device.base import AttentionLayer, ForwardBatch, SelectiveAttention
 from sglite.runtime.layers.context import LayerContext
 from sglite.runtime.layers.weights import Linear, Loaders, RmsNorm
 
@@ -55,7 +55,7 @@ class Attention:
         if selected is not None and isinstance(backend, SelectiveAttention) and backend.leaves_out(batch):
             return self._few_queries(backend, x, batch, cos_sin, selected)
         qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
-        attended = backend.attend(self._layer, qkv, self._norms(), cos_sin, batch)
+        attended = backend.attend(self._inputs(cos_sin), qkv, batch)
         if selected is not None:
             attended, x = attended.index_select(0, selected), x.index_select(0, selected)
         return ops.linear_add(attended, self._out.packed, self._out.bias, x)
@@ -69,16 +69,15 @@ class Attention:
         selected: torch.Tensor,
     ) -> torch.Tensor:
         """The same with keys and values of all tokens and the queries of those `selected` alone."""
-        ops, norms = self._context.ops, self._norms()
+        ops, layer = self._context.ops, self._inputs(cos_sin)
         weight = backend.keys_values(self._qkv.packed)
         bias = None if self._qkv.bias is None else self._qkv.bias[self._q_size :]
-        backend.append(self._layer, ops.norm_linear(x, self._norm.value, weight, bias), norms, cos_sin, batch)
+        backend.append(layer, ops.norm_linear(x, self._norm.value, weight, bias), batch)
         x = x.index_select(0, selected)
         qkv = ops.norm_linear(x, self._norm.value, self._qkv.packed, self._qkv.bias)
-        attended = backend.attend_selected(self._layer, qkv, norms, cos_sin, batch)
+        attended = backend.attend_selected(layer, qkv, batch)
         return ops.linear_add(attended, self._out.packed, self._out.bias, x)
 
-    def _norms(self) -> tuple[Norm, Norm] | None:
-        if self._head_norms is None:
-            return None
-        return self._head_norms[0].value, self._head_norms[1].value
+    def _inputs(self, cos_sin: torch.Tensor) -> AttentionLayer:
+        norms = self._head_norms
+        return AttentionLayer(self._layer, norms and (norms[0].value, norms[1].value), cos_sin)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglite.runtime.device.base import AttentionShape, KVCache, Norm, RowTables
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, KVCache, Norm, RowTables
 from sglite.runtime.device.cpu import CpuDevice
 from sglite.runtime.device.cpu_attention import cut_by_length
 from sglite.runtime.device.torch_attention import TorchAttention
@@ -58,7 +58,7 @@ def both(rows: Rows, table: np.ndarray, page_size: int, *, norms: bool = False) 
         compiled.make_attention(SHAPE, copied),
     ):
         attention.plan(inputs)
-        outs.append(attention.attend(0, qkv.clone(), head_norms, cos_sin, inputs))
+        outs.append(attention.attend(AttentionLayer(0, head_norms, cos_sin), qkv.clone(), inputs))
     for written in (cache, copied):
         torch.testing.assert_close(written.k[0], plain.k[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(written.v[0], plain.v[0], atol=1e-5, rtol=1e-5)
@@ -149,7 +149,7 @@ def test_compiled_attention_knows_every_head_size(head_dim: int) -> None:
         outs = []
         for backend in backends:
             backend.plan(inputs)
-            outs.append(backend.attend(0, qkv.clone(), None, cos_sin, inputs))
+            outs.append(backend.attend(AttentionLayer(0, None, cos_sin), qkv.clone(), inputs))
         torch.testing.assert_close(outs[1], outs[0], atol=2e-6, rtol=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_compiled_attention_is_the_same_to_the_last_bit_in_one_step_and_in_chunk
             inputs = device.prepare(make_batch(parts), tables)
             attention.plan(inputs)
             tokens = torch.cat((qkv[start:end], other)) if mate else qkv[start:end].clone()
-            outs.append(attention.attend(0, tokens, None, cos_sin, inputs)[: end - start])
+            outs.append(attention.attend(AttentionLayer(0, None, cos_sin), tokens, inputs)[: end - start])
         return torch.cat(outs)
 
     whole = run([], mate=False)

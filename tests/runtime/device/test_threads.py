@@ -27,9 +27,8 @@ def test_an_engine_limits_it_before_torch_is_imported() -> None:
 import importlib.abc, os, sys
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "torch":
+        if name == "torch":  # the last one who asks is the one who loads it
             print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
-            os._exit(0)
 sys.meta_path.insert(0, Watch())
 import sglite
 sglite.Engine(model="no-such-model", device="cpu")

@@ -12,7 +12,7 @@ import math
 import torch
 import triton
 
-from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, KVCache
 from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
 from sglite.runtime.device.cuda.planner import RaggedPlanner
@@ -61,27 +61,18 @@ class CudaAttention:
         if batch.key is None:
             self._planner.plan(batch)
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         if batch.key is None:
-            return self._attend_large(layer, qkv, norms, cos_sin, batch)
+            return self._attend_large(layer, qkv, batch)
         if batch.key.tree is not None:
             q = qkv.new_empty(qkv.shape[0], self._shape.num_heads, self._shape.head_dim)
-            self._append(layer, qkv, norms, cos_sin, batch, q, None)
-            return self.tree.attend(layer, q, batch)
+            self._append(layer, qkv, batch, q, None)
+            return self.tree.attend(layer.number, q, batch)
         if not batch.key.decode:
-            self._append(layer, qkv, norms, cos_sin, batch, None, None)
+            self._append(layer, qkv, batch, None, None)
         key = batch.key
-        return self._attend_tokens(
-            layer, qkv, norms, cos_sin, batch, batch.rows, batch.starts, splits=key.splits, append=key.decode
-        )
+        return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=key.splits, append=key.decode)
 
     def leaves_out(self, batch: ForwardBatch) -> bool:
         """See SelectiveAttention: steps whose prompts are long."""
@@ -92,56 +83,33 @@ class CudaAttention:
     def keys_values(self, weight: torch.Tensor) -> torch.Tensor:
         return weight[self._shape.num_heads * self._shape.head_dim :]
 
-    def append(
-        self,
-        layer: int,
-        keys_values: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> None:
+    def append(self, layer: AttentionLayer, keys_values: torch.Tensor, batch: ForwardBatch) -> None:
         assert isinstance(batch, CudaForwardBatch)
-        self._append(layer, keys_values, norms, cos_sin, batch, None, None, query_heads=0)
+        self._append(layer, keys_values, batch, None, None, query_heads=0)
 
-    def attend_selected(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend_selected(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         rows = batch.token_rows.index_select(0, batch.logits_index)
         positions = batch.positions.index_select(0, batch.logits_index)
         longest = int((batch.batch.starts + batch.batch.num_new).max())
         splits = choose_splits(max(1, len(rows)), self._shape.num_kv_heads, longest)
-        return self._attend_tokens(layer, qkv, norms, cos_sin, batch, rows, positions, splits=splits, append=False)
+        return self._attend_tokens(layer, qkv, batch, rows, positions, splits=splits, append=False)
 
-    def _attend_large(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: CudaForwardBatch,
-    ) -> torch.Tensor:
+    def _attend_large(self, layer: AttentionLayer, qkv: torch.Tensor, batch: CudaForwardBatch) -> torch.Tensor:
         shape, tokens = self._shape, qkv.shape[0]
         q = qkv.new_empty(tokens, shape.num_heads, shape.head_dim)
         if self._planner.from_pages:
-            self._append(layer, qkv, norms, cos_sin, batch, q, None)
-            return self._planner.run(layer, q, None).flatten(1)
+            self._append(layer, qkv, batch, q, None)
+            return self._planner.run(layer.number, q, None).flatten(1)
         k = qkv.new_empty(tokens, shape.num_kv_heads, shape.head_dim)
-        self._append(layer, qkv, norms, cos_sin, batch, q, k)
+        self._append(layer, qkv, batch, q, k)
         v = qkv.view(tokens, -1, shape.head_dim)[:, -shape.num_kv_heads :]
-        return self._planner.run(layer, q, (k, v)).flatten(1)
+        return self._planner.run(layer.number, q, (k, v)).flatten(1)
 
     def _append(
         self,
-        layer: int,
+        layer: AttentionLayer,
         qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
         batch: CudaForwardBatch,
         q: torch.Tensor | None,
         k: torch.Tensor | None,
@@ -153,22 +121,20 @@ class CudaAttention:
         shape, tokens = self._shape, qkv.shape[0]
         block = 16 if tokens > 64 else 2
         heads = 2 * shape.num_kv_heads + (0 if q is None else shape.num_heads)
-        q_norm, k_norm = norms or (None, None)
+        q_norm, k_norm = layer.norms or (None, None)
         norm_rope_append_kernel[(heads, triton.cdiv(tokens, block))](
-            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
-            batch.positions, batch.slots, qkv if q is None else q, qkv if k is None else k, self._cache.k[layer],
-            self._cache.v[layer], tokens, 0.0 if q_norm is None else q_norm.eps,
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, layer.cos_sin,
+            batch.positions, batch.slots, qkv if q is None else q, qkv if k is None else k, self._cache.k[layer.number],
+            self._cache.v[layer.number], tokens, 0.0 if q_norm is None else q_norm.eps,
             HQ=shape.num_heads if query_heads is None else query_heads, HKV=shape.num_kv_heads, D=shape.head_dim,
-            BLOCK_T=block, QK_NORM=norms is not None, QUERIES=q is not None, KEYS=k is not None, PDL=self._pdl,
+            BLOCK_T=block, QK_NORM=layer.norms is not None, QUERIES=q is not None, KEYS=k is not None, PDL=self._pdl,
             launch_pdl=self._pdl,
         )  # fmt: skip
 
     def _attend_tokens(
         self,
-        layer: int,
+        layer: AttentionLayer,
         qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
         batch: CudaForwardBatch,
         rows: torch.Tensor,
         positions: torch.Tensor,
@@ -182,15 +148,15 @@ class CudaAttention:
         if not tokens:
             return out
         block, stages, warps = _tile(tokens * shape.num_kv_heads, splits)
-        q_norm, k_norm = norms or (None, None)
+        q_norm, k_norm = layer.norms or (None, None)
         group = shape.num_heads // shape.num_kv_heads
         decode_attention_kernel[(tokens, splits, shape.num_kv_heads)](
-            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
-            self._cache.k[layer], self._cache.v[layer], batch.page_table, rows, positions, batch.slots, out,
-            self._part, self._stat, self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, layer.cos_sin,
+            self._cache.k[layer.number], self._cache.v[layer.number], batch.page_table, rows, positions, batch.slots,
+            out, self._part, self._stat, self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
             shape.scale * math.log2(math.e),
             HKV=shape.num_kv_heads, GROUP=group, BLOCK_G=max(16, triton.next_power_of_2(group)), D=shape.head_dim,
-            BLOCK_T=block, SPLITS=splits, PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=norms is not None,
+            BLOCK_T=block, SPLITS=splits, PAGE_SIZE=batch.page_size, STAGES=stages, QK_NORM=layer.norms is not None,
             APPEND=append, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
         return out

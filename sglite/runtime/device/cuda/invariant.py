@@ -18,7 +18,7 @@ import triton
 
 from sglite.errors import InvalidRequest
 from sglite.runtime.batch import Batch
-from sglite.runtime.device.base import AttentionShape, ForwardBatch, KVCache, Norm, PackedWeight
+from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, KVCache, Norm, PackedWeight
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import norm_rope_append_kernel
 from sglite.runtime.device.cuda.kernels.invariant import product_kernel, tile_attention_kernel
@@ -134,24 +134,17 @@ class InvariantAttention:
             tiles = torch.from_numpy(query_tiles(batch.batch, self._tokens))
             self._tiles = tiles.to(batch.token_ids.device)  # unpinned: copied to a staging buffer before this returns
 
-    def attend(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        norms: tuple[Norm, Norm] | None,
-        cos_sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> torch.Tensor:
+    def attend(self, layer: AttentionLayer, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         shape, tokens = self._shape, qkv.shape[0]
         q = qkv.new_empty(tokens, shape.num_heads, shape.head_dim)
-        q_norm, k_norm = norms or (None, None)
-        k_cache, v_cache = self._cache.k[layer], self._cache.v[layer]
+        q_norm, k_norm = layer.norms or (None, None)
+        k_cache, v_cache = self._cache.k[layer.number], self._cache.v[layer.number]
         norm_rope_append_kernel[(shape.num_heads + 2 * shape.num_kv_heads, triton.cdiv(tokens, _APPEND_TOKENS))](
-            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, cos_sin,
+            qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight, layer.cos_sin,
             batch.positions, batch.slots, q, qkv, k_cache, v_cache, tokens, 0.0 if q_norm is None else q_norm.eps,
             HQ=shape.num_heads, HKV=shape.num_kv_heads, D=shape.head_dim, BLOCK_T=_APPEND_TOKENS,
-            QK_NORM=norms is not None, QUERIES=True, KEYS=False, PDL=self._pdl, launch_pdl=self._pdl,
+            QK_NORM=layer.norms is not None, QUERIES=True, KEYS=False, PDL=self._pdl, launch_pdl=self._pdl,
         )  # fmt: skip
         out = torch.empty_like(q)
         single = batch.key is not None  # what was planned last may be another step: a graph is captured without a plan
