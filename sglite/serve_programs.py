@@ -19,7 +19,7 @@ from starlette.responses import Response
 from sglite.errors import InvalidRequest
 from sglite.lang.ahead import can_be_sent
 from sglite.lang.branch import Branch
-from sglite.lang.bridge import until_done
+from sglite.lang.bridge import Posts, until_done
 from sglite.lang.choices import CHOICES_METHODS
 from sglite.lang.interpreter import carry_out
 from sglite.lang.items import Concatenate, Slot
@@ -89,6 +89,7 @@ async def _events(service: Service, run: GraphRun, call: Call) -> AsyncGenerator
         name=run.graph.name,
         client=client,
         loop=asyncio.get_running_loop(),
+        posts=Posts(asyncio.get_running_loop()),
         defaults=GenParams(),
         roles=roles,
         segments=segments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from sglite.lang.prefix import PrefixGate
 from sglite.lang.program import Program
 from sglite.lang.runner import Run
 from sglite.lang.state import OnError, ProgramState
+from sglite.lang.together import Together
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -50,8 +52,10 @@ class Batch:
         self._limit = AUTO_PROGRAMS if limit == "auto" else limit
         self._progress_bar = progress_bar
         self._on_error = on_error
-        several = min(len(arguments), self._limit) > 1
-        self._gate = PrefixGate() if several and self._client.tokenizer is not None else None
+        self._several = min(len(arguments), self._limit) > 1
+        self._gate = PrefixGate() if self._several and self._client.tokenizer is not None else None
+        self._together = Together()
+        self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._runs: dict[int, Run] = {}  # running, by index
         self._done: dict[int, Run] = {}  # finished, not handed out yet
@@ -59,6 +63,12 @@ class Batch:
         self._given = 0
         self._error: ProgramError | BaseException | None = None
         self._news: Future[None] = Future()  # completed when a run ends
+        self._whole = False  # nobody looks at a state before all are there
+
+    def states(self) -> list[ProgramState]:
+        """All of them. The reader sleeps until the last one is there, or one fails."""
+        self._whole = True
+        return list(self)
 
     def __iter__(self) -> Iterator[ProgramState]:
         with _Bar(self._progress_bar, len(self._arguments)) as bar:
@@ -86,31 +96,43 @@ class Batch:
                 self._stop()
 
     def _advance(self) -> tuple[list[ProgramState], Future[None]]:
-        """Start what may start; the states that can be handed out now, else what to wait for."""
+        """The states that can be handed out now, else what to wait for."""
         ready: list[ProgramState] = []
-        started: list[Run] = []
         with self._lock:
             if self._error is not None:
                 raise self._error
             while (run := self._done.pop(self._given, None)) is not None:
                 ready.append(run.state)
                 self._given += 1
+            news = self._news
+        self._start_more()
+        return ready, news
+
+    def _start_more(self) -> None:
+        """Start what may start. Called where a program has ended too: its place is taken before its reader wakes."""
+        started: list[Run] = []
+        with self._lock:
             # A slow reader stops the batch from running ahead, so that memory stays flat.
-            while (
-                self._next < len(self._arguments)
-                and len(self._runs) < self._limit
-                and self._next < self._given + 2 * self._limit
-            ):
+            end = len(self._arguments) if self._whole else min(len(self._arguments), self._given + 2 * self._limit)
+            while self._error is None and self._next < end and len(self._runs) < self._limit:
                 started.append(self._new_run(self._next))
                 self._next += 1
-            news = self._news
+            self._together.starting += len(started)
         for run in started:
-            run.start().add_done_callback(lambda future, run=run: self._ended(run, future))
-        return ready, news
+            future = self._context.copy().run(run.start)
+            with self._lock:
+                self._together.starting -= 1
+            future.add_done_callback(lambda future, run=run: self._ended(run, future))
 
     def _new_run(self, index: int) -> Run:
         run = Run(
-            self._program, self._arguments[index], self._params, client=self._client, index=index, gate=self._gate
+            self._program,
+            self._arguments[index],
+            self._params,
+            client=self._client,
+            index=index,
+            gate=self._gate,
+            together=self._together if self._several else None,
         )
         self._runs[index] = run
         return run
@@ -124,6 +146,15 @@ class Batch:
             self._done[index] = run
             if error is not None and (self._on_error == "raise" or not isinstance(error, ProgramError)):
                 self._error = self._error or error
+        try:
+            self._start_more()
+        except Exception as problem:  # noqa: BLE001 - raised in the batch's reader, as where it starts them itself
+            with self._lock:
+                self._error = self._error or problem
+        with self._lock:
+            left = len(self._arguments) - self._given - len(self._done)
+            if self._whole and not self._progress_bar and left and self._error is None:
+                return
             news, self._news = self._news, Future()
         news.set_result(None)
 

@@ -267,7 +267,7 @@ class Branch:
         with self._lock:
             if not self._queue and not self._running and self._seeded:
                 return
-        self.session.loop.call_soon_threadsafe(self._cancel, reason)
+        self.session.posts.post(self._cancel, reason)
 
     def _outcome(self, name: str) -> Outcome:
         slot = self.slot(name)
@@ -295,7 +295,7 @@ class Branch:
         self.slots[name] = slot
         self.assigned[name] = None
         if self._watchers:
-            self.session.loop.call_soon_threadsafe(self.notify)
+            self.session.posts.post(self.notify)
 
     def _enqueue(self, items: Sequence[Item]) -> None:
         if self.session.cancelled is not None:
@@ -318,9 +318,9 @@ class Branch:
                 self._running = True
         if start:
             cancelled = self._become_busy()
-            self.session.loop.call_soon_threadsafe(self._start)
+            self.session.posts.post(self._start)
             if cancelled is not None and not isinstance(items[0].node, Snapshot):
-                self.session.loop.call_soon_threadsafe(self._cancel, cancelled)
+                self.session.posts.post(self._cancel, cancelled)
         return True
 
     def _become_busy(self) -> str | None:

@@ -2,7 +2,9 @@
 
     caller's thread        run(): the program's function runs here; a read blocks the thread
     worker threads (<= 32) run_batch() and stream=True: many functions a thread, each in a greenlet; a read gives the
-                           thread to the next function, so a thousand programs need no thousand threads
+                           thread to the next function, so a thousand programs need no thousand threads. Functions
+                           that are known to block nowhere share one thread: many would only fight over the
+                           interpreter lock, and with the engine's
     coroutine              async def: a read inside it (`s["x"]`) gives the event loop to the other tasks
     program loop           one thread with the event loop on which all operations are carried out
 
@@ -20,6 +22,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -33,6 +36,8 @@ from sglite.errors import ProgramSyntaxError
 T = TypeVar("T")
 MAX_WORKERS = 32
 IDLE_S = 5.0  # a worker without a program ends after that long
+SLOW_S = 0.01  # a function that kept its thread for that long between two reads blocks, or may
+RUNS_AFTER_SLOW = 8  # without that, and it counts as quick again
 EXIT_S = 1.0  # how long interpreter exit waits for a thread that is busy in a program's code
 
 
@@ -52,7 +57,32 @@ def wait(future: Future[T]) -> T:
     return future.result()
 
 
-_thread = threading.local()  # is_program_loop: set once by each loop thread
+_thread = threading.local()
+# is_program_loop, posts: set once by each loop thread. excused: seconds that a thread has spent in waking loops
+
+
+class Posts:
+    """What other threads want done on an event loop, in order. One wake-up does for all that comes before the loop
+    turns: each is a system call that gives the interpreter lock away, and getting it back takes milliseconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._callbacks: deque[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = deque()
+        self._waking = False
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        self._callbacks.append((callback, args, contextvars.copy_context()))
+        if not self._waking:
+            self._waking = True
+            began = time.monotonic()
+            self._loop.call_soon_threadsafe(self._hand_over)
+            _thread.excused = getattr(_thread, "excused", 0.0) + time.monotonic() - began
+
+    def _hand_over(self) -> None:
+        self._waking = False  # before the first is taken: one that comes after the last was taken wakes the loop again
+        while self._callbacks:
+            callback, args, context = self._callbacks.popleft()
+            self._loop.call_soon(callback, *args, context=context)
 
 
 class LoopThread:
@@ -60,12 +90,15 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self.posts = Posts(self.loop)
+        self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself would let them be collected
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
         _thread.is_program_loop = True
+        _thread.posts = self.posts
         asyncio.set_event_loop(self.loop)
         while not self._closed:
             # asyncio lets these two out of a task that a program started itself: they end that task, not the loop.
@@ -94,6 +127,20 @@ class LoopThread:
         outcome.add_done_callback(lambda outcome: task.cancel() if outcome.cancelled() else None)
         task.add_done_callback(ended)
         return outcome
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Nobody waits for it, nor for its error."""
+        self.posts.post(self._begin, coroutine)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(_contained(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for it; an interrupt (Ctrl-C) cancels it."""
@@ -178,6 +225,7 @@ class _Function(greenlet.greenlet):
     def __init__(self, worker: _Worker, number: int, job: _Job) -> None:
         super().__init__(job.run)
         self.gr_context = job.context
+        self.pace = job.pace
         self._worker = worker
         self._number = number
 
@@ -188,11 +236,32 @@ class _Function(greenlet.greenlet):
         self.parent.switch()
 
 
+class Pace:
+    """Whether a program's function gives its thread back quickly, by what its runs have shown. A new one is not trusted
+    to: tools may block."""
+
+    def __init__(self) -> None:
+        self._runs_to_go = 1
+
+    @property
+    def quick(self) -> bool:
+        return self._runs_to_go <= 0
+
+    def kept(self, seconds: float) -> None:
+        """It had its thread for that long."""
+        if seconds > SLOW_S:
+            self._runs_to_go = RUNS_AFTER_SLOW
+
+    def ended(self) -> None:
+        self._runs_to_go -= self._runs_to_go > 0
+
+
 class _Worker:
     """A thread that switches between the functions it has begun. Greenlets cannot move to another thread."""
 
     def __init__(self, pool: WorkerPool, first: _Job) -> None:
         self._pool = pool
+        self._since: float | None = None  # when the function that has the thread was given it
         # A job to begin, the number of a function to resume, or None to end. Putting takes no lock of ours: the
         # program loop resumes thousands of functions a second.
         self.ready: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
@@ -212,10 +281,28 @@ class _Worker:
             else:
                 number = next(self._numbers)
                 self._functions[number] = _Function(self, number, item)
-            self._functions[number].switch()
-            if self._functions[number].dead:
-                del self._functions[number]
+            self._switch_to(number)
         self._functions.clear()  # on this thread, where greenlets must end
+
+    def _switch_to(self, number: int) -> None:
+        function = self._functions[number]
+        _thread.excused = 0.0
+        self._since = began = time.monotonic()
+        function.switch()
+        self._since = None
+        function.pace.kept(time.monotonic() - began - _thread.excused)
+        if function.dead:
+            function.pace.ended()
+            del self._functions[number]
+
+    @property
+    def stuck(self) -> bool:
+        since = self._since
+        return since is not None and time.monotonic() - since > SLOW_S
+
+    @property
+    def at_work(self) -> bool:
+        return not self.stuck and (self._since is not None or not self.ready.empty())
 
     def _next(self) -> _Job | int | None:
         with contextlib.suppress(queue.Empty):
@@ -235,8 +322,9 @@ class _Worker:
 
 
 class _Job:
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], pace: Pace) -> None:
         self._function = function
+        self.pace = pace
         self.context = contextvars.copy_context()
         self.future: Future[Any] = Future()
 
@@ -257,13 +345,17 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
         self._idle: set[_Worker] = set()  # wait for something to do
+        self._shared: _Worker | None = None  # of the quick functions
         self._jobs: deque[_Job] = deque()  # wait for a worker
         self._closed = False
 
-    def submit(self, function: Callable[[], T]) -> Future[T]:
-        job = _Job(function)
+    def submit(self, function: Callable[[], T], pace: Pace | None = None) -> Future[T]:
+        """`pace`: of its program, if it has one."""
+        job = _Job(function, pace or Pace())
         with self._lock:
-            if self._idle:
+            if job.pace.quick and self._share(job):
+                pass
+            elif self._idle:
                 self._idle.pop().ready.put(job)
             elif len(self._workers) < self._max_workers:
                 self._workers.add(_Worker(self, job))
@@ -271,9 +363,28 @@ class WorkerPool:
                 self._jobs.append(job)
         return job.future
 
+    @property
+    def at_work(self) -> bool:
+        """A function has its thread, or is about to get it, and does not seem to block."""
+        # No lock, which they would fight over: a copy is made in one piece.
+        return bool(self._jobs) or any(worker.at_work for worker in tuple(self._workers))
+
+    def _share(self, job: _Job) -> bool:
+        """Give it to the worker of the quick functions. False where that is held up, or there is no room for one."""
+        if self._shared is not None and not self._shared.stuck:
+            self._shared.ready.put(job)
+        elif self._shared is None and len(self._workers) < self._max_workers:
+            self._shared = _Worker(self, job)
+            self._workers.add(self._shared)
+        else:
+            return False
+        return True
+
     def take_or_idle(self, worker: _Worker) -> _Job | None:
         """A job that waits; else the worker counts as idle until it is given one."""
         with self._lock:
+            if worker is self._shared:
+                return None
             if self._jobs and not self._closed:
                 return self._jobs.popleft()
             self._idle.add(worker)
@@ -287,7 +398,9 @@ class WorkerPool:
     def retire(self, worker: _Worker) -> bool:
         """An idle worker may end. False when it was given a job at this moment."""
         with self._lock:
-            if worker not in self._idle:
+            if worker is self._shared and worker.ready.empty():
+                self._shared = None
+            elif worker not in self._idle:
                 return False
             self._idle.discard(worker)
             self._workers.discard(worker)
@@ -364,7 +477,9 @@ async def until_done(future: Future[Any]) -> None:
         return
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(event.set))
+    posts: Posts | None = getattr(_thread, "posts", None)
+    wake = loop.call_soon_threadsafe if posts is None else posts.post
+    future.add_done_callback(lambda _: wake(event.set))
     await event.wait()
 
 

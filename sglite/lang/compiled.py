@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,11 @@ class CompiledProgram:
 def compile_program(program: Program, arguments: dict[str, Any], *, backend: Any) -> CompiledProgram:
     """Raises GrammarError, GrammarTimeout or InvalidRequest."""
     client = client_or_default(backend)
+    began = time.monotonic()
     graph = trace(program, arguments)
+    if graph.complete:  # all that its function does was done
+        program.pace.kept(time.monotonic() - began)
+        program.pace.ended()
     coverage = program_loop().run(_compile_grammars(client, graph))
     prefix_tokens = _warm(client, program, graph)
     return CompiledProgram(program.planned(outlooks(graph), graph), client, graph, coverage, prefix_tokens)

@@ -45,6 +45,7 @@ from sglite.lang.nodes import (
     Text,
 )
 from sglite.lang.reasoning import markers_of, split_reasoning
+from sglite.lang.session import Session
 from sglite.lang.timeline import Span, Timeline
 from sglite.lang.transcript import Prompt, text_since
 from sglite.protocol import (
@@ -130,8 +131,7 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     session = branch.session
     params, sampling = resolved(gen.params, session.defaults)
     prompt = branch.transcript.prompt()
-    if session.gate is not None and isinstance(prompt.content, tuple):
-        session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
+    await _turn_to_call(session, prompt)
     request = generate_request(branch, gen, prompt, sampling)
     branch.siblings = 1
     slot = item.slots.get(gen.name) if gen.name is not None else None
@@ -155,6 +155,14 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
         outcome = _gen_outcome(gen, params, request, outputs, session.client.tokenizer)
         branch.written[gen.name] = outcome
         slot.future.set_result(outcome)
+
+
+async def _turn_to_call(session: Session, prompt: Prompt) -> None:
+    """What all programs of a batch begin with goes first, and calls that come together go together."""
+    if session.gate is not None and isinstance(prompt.content, tuple):
+        session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
+    if session.together is not None:
+        await session.together.with_others()
 
 
 async def _continued_or_whole(
@@ -292,8 +300,7 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     tokenizer = session.client.tokenizer
     assert tokenizer is not None
     prompt, options = branch.transcript.options(select.choices)
-    if session.gate is not None and isinstance(prompt.content, tuple):
-        session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
+    await _turn_to_call(session, prompt)
     request = score_request(branch, prompt, options, select.name)
     branch.siblings = 1
     score = session.client.score_request

@@ -16,6 +16,7 @@ from sglite.text.types import TextTokenizer
 
 if TYPE_CHECKING:
     from sglite.lang.batch import Batch
+    from sglite.lang.bridge import Pace
     from sglite.lang.compiled import CompiledProgram
     from sglite.lang.outlook import Outlook, Place
     from sglite.lang.roles import Roles
@@ -46,6 +47,14 @@ class RunOptions(TypedDict, total=False):
     return_text_in_logprobs: bool
 
 
+class _Kept:
+    """What a program and those made of it (bound, planned, methods) remember together."""
+
+    def __init__(self) -> None:
+        self.tools: WeakKeyDictionary[TextTokenizer, tuple[Segments, Roles]] = WeakKeyDictionary()
+        self.pace: Pace | None = None
+
+
 class Program:
     """`run(...)` takes the function's arguments, RunOptions, `backend=` and `stream=`, all by name where unclear.
 
@@ -72,7 +81,7 @@ class Program:
         self._signature = inspect.signature(func)
         if not self._signature.parameters:
             raise ProgramSyntaxError(f"{func!r} needs a first parameter for the state, as in def {_name(func)}(s, ...)")
-        self._tools: WeakKeyDictionary[TextTokenizer, tuple[Segments, Roles]] = WeakKeyDictionary()
+        self._kept = _Kept()
 
     @overload
     def __get__(self, instance: None, owner: type) -> Program: ...
@@ -83,7 +92,7 @@ class Program:
         if instance is None:
             return self
         made = Program(functools.partial(self.func, instance), self.bound, plan=self.plan, graph=self.graph)
-        made._tools = self._tools
+        made._kept = self._kept
         functools.update_wrapper(made, self.func)
         return made
 
@@ -119,13 +128,13 @@ class Program:
         """The same program with some arguments given. Raises ProgramSyntaxError for names it does not have."""
         self._check_names(kwargs)
         made = Program(self.func, {**self.bound, **kwargs}, plan=self.plan)
-        made._tools = self._tools
+        made._kept = self._kept
         return made
 
     def planned(self, plan: Mapping[Place, Outlook], graph: ProgramGraph) -> Program:
         """The same program, knowing what follows each of its calls."""
         made = Program(self.func, self.bound, plan=plan, graph=graph)
-        made._tools = self._tools
+        made._kept = self._kept
         return made
 
     def run(
@@ -192,7 +201,7 @@ class Program:
         place; its `error()` is the ProgramError caused by what went wrong, reads from it raise that, its repr says it.
         """
         batch = self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error)
-        return iter(batch) if generator_style else list(batch)
+        return iter(batch) if generator_style else batch.states()
 
     async def run_batch_async(
         self,
@@ -231,13 +240,21 @@ class Program:
 
     def tools(self, tokenizer: TextTokenizer) -> tuple[Segments, Roles]:
         """What this program keeps for a tokenizer: its tokenised static texts and the chat template's pieces."""
-        found = self._tools.get(tokenizer)
+        found = self._kept.tools.get(tokenizer)
         if found is None:
             segments = importlib.import_module("sglite.lang.transcript").Segments(tokenizer)
-            found = self._tools[tokenizer] = (
+            found = self._kept.tools[tokenizer] = (
                 segments,
                 importlib.import_module("sglite.lang.roles").roles_of(tokenizer),
             )
+        return found
+
+    @property
+    def pace(self) -> Pace:
+        """Whether its function is known to give its thread back quickly."""
+        found = self._kept.pace
+        if found is None:
+            found = self._kept.pace = importlib.import_module("sglite.lang.bridge").Pace()
         return found
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

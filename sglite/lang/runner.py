@@ -22,6 +22,7 @@ from sglite.lang.roles import roles_without_tokenizer
 from sglite.lang.session import Session
 from sglite.lang.state import ProgramState
 from sglite.lang.timeline import Timeline
+from sglite.lang.together import Together
 
 
 class Run:
@@ -37,6 +38,7 @@ class Run:
         stream: bool = False,
         index: int | None = None,
         gate: PrefixGate | None = None,
+        together: Together | None = None,
         timeline: bool = False,
     ) -> None:
         client = ahead(client, program.graph, arguments, params)
@@ -50,12 +52,14 @@ class Run:
             name=program.name,
             client=client,
             loop=program_loop().loop,
+            posts=program_loop().posts,
             defaults=params,
             roles=roles,
             segments=segments,
             index=index,
             stream=stream,
             gate=gate,
+            together=together,
             plan=program.plan,
             timeline=_timeline(program, index, wanted=timeline),
         )
@@ -108,7 +112,7 @@ class Run:
         """Run somewhere else, beside this thread."""
         if self._program.is_async:
             return coroutine_loop().submit(self.here_async())
-        return worker_pool().submit(self.here)
+        return worker_pool().submit(self.here, self._program.pace)
 
     def cancel(self, reason: str) -> None:
         self.session.cancel(reason)
@@ -126,12 +130,12 @@ class Run:
 
     def _release_rows(self) -> None:
         """Rows and prefixes that were kept for calls that did not come."""
-        program_loop().submit(_end(self.session))
+        program_loop().begin(_end(self.session))
 
     def _returned(self) -> None:
         if not self.session.returned.done():
             self.session.returned.set_result(None)
-            self.session.loop.call_soon_threadsafe(self._root.notify)
+            self.session.posts.post(self._root.notify)
 
     def _unfinished(self) -> Future[Any] | None:
         """Something to wait for: the end of what some state has to do; the root comes last, for its text's sake."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sglite.errors import ProgramError, SgliteError
+from sglite.lang.bridge import Posts
 from sglite.lang.client import Client
 from sglite.lang.nodes import GenParams
 from sglite.lang.outlook import Outlook, Place
@@ -24,6 +25,7 @@ from sglite.protocol import Usage
 if TYPE_CHECKING:
     from sglite.lang.branch import Branch
     from sglite.lang.prefix import PrefixGate
+    from sglite.lang.together import Together
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,12 +36,14 @@ class Session:
     name: str  # the program's function
     client: Client
     loop: asyncio.AbstractEventLoop
+    posts: Posts  # to that loop
     defaults: GenParams
     roles: Roles
     segments: Segments | None  # None: the client takes text
     index: int | None = None
     stream: bool = False
     gate: PrefixGate | None = None
+    together: Together | None = None
     plan: Mapping[Place, Outlook] = field(default_factory=dict)  # of a compiled program
     program_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     arrival: float = field(default_factory=time.monotonic)

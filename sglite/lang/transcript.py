@@ -11,7 +11,7 @@ long, all of it that no later text can change is turned into ids at once:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +21,9 @@ from sglite.text.types import TextTokenizer
 
 SETTLE_CHARS = 64  # shorter waiting text is tokenised when it is needed
 _MAX_SEGMENTS = 512
+_HEAD_CHARS = 512  # beginnings that texts have in common are kept from that length on
+_MAX_HEADS = 32
+_MAX_TEXTS = 8  # that a new one is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Segments:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self._settled: OrderedDict[tuple[bool, str], tuple[tuple[int, ...], str]] = OrderedDict()
+        self._heads: OrderedDict[tuple[bool, str], list[int]] = OrderedDict()  # (first, text) -> ids
+        self._texts: deque[tuple[bool, str, list[int]]] = deque(maxlen=_MAX_TEXTS)  # long ones, the last to come
         self._anchor = tokenizer.encode("\n")
         # sentencepiece puts a blank before every text it is given; a text in the middle must not get one
         self._adds_blank = tokenizer.decode(tokenizer.encode("a")) == " a"
@@ -110,7 +115,7 @@ class Segments:
         if found is not None:
             self._settled.move_to_end(key)
             return found
-        ids = self.encode(text, first=first)
+        ids = self._encode_long(text, first=first) if len(text) >= _HEAD_CHARS else self.encode(text, first=first)
         cut = self._cut(ids)
         rest = b"".join(map(self.tokenizer.token_bytes, ids[cut:])).decode(errors="replace")
         found = (tuple(ids[:cut]), rest) if cut and text.endswith(rest) else ((), text)
@@ -118,6 +123,44 @@ class Segments:
         if len(self._settled) > _MAX_SEGMENTS:
             self._settled.popitem(last=False)
         return found
+
+    def _encode_long(self, text: str, *, first: bool) -> list[int]:
+        """As `encode`. What it begins with in common with a text before is not tokenised again: instructions and
+        examples that come as an argument are the same in every run."""
+        # Copies: a program may be compiled on one thread while another one runs.
+        head = max((h for f, h in tuple(self._heads) if f == first and text.startswith(h)), key=len, default="")
+        texts = tuple(self._texts)
+        alike = max(((_common_chars(text, t), t, ids) for f, t, ids in texts if f == first), default=None)
+        if alike is not None and alike[0] >= max(_HEAD_CHARS, 2 * len(head)):
+            head = self._keep_head(alike[1][: alike[0]], alike[2], first=first) or head
+        kept = self._heads.get((first, head))
+        if kept is not None:
+            ids = kept + self.encode(text[len(head) :], first=False)
+        else:
+            ids = self.encode(text, first=first)
+        if 2 * len(head) < len(text):
+            self._texts.append((first, text, ids))
+        return ids
+
+    def _keep_head(self, text: str, ids: list[int], *, first: bool) -> str:
+        """`ids` are those of a text that begins with `text`. The part of it whose ids are kept; "" for none."""
+        left, size = len(text.encode()), 0
+        for token_id in ids:
+            left -= len(
+                self.tokenizer.token_bytes(token_id) or self.tokenizer.decode([token_id], skip_special_tokens=False)
+            )
+            if left < 0:
+                break
+            size += 1
+        size = self._cut(ids[:size])
+        for added in (0, 1):  # a start token, which the text does not spell
+            head = self.tokenizer.decode(ids[added:size], skip_special_tokens=False)
+            if len(head) >= _HEAD_CHARS and text.startswith(head):
+                self._heads[first, head] = ids[:size]
+                if len(self._heads) > _MAX_HEADS:
+                    self._heads.popitem(last=False)
+                return head
+        return ""
 
     def _cut(self, ids: list[int]) -> int:
         """The last place where tokenisation starts anew whatever follows: after a special token, or before a blank
@@ -257,6 +300,18 @@ def _reading(tokenizer: TextTokenizer, ids: list[int], text: str, before: list[i
         size += len(piece)
         kept = i + 1
     return _Reading(size, before + ids[:kept], wanted[size:].decode(errors="replace"))
+
+
+def _common_chars(first: str, second: str) -> int:
+    """How many leading characters are the same; by halves, since comparing long strings is quick."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

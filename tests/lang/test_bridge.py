@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import sglite as sgl
-from sglite.lang.bridge import LoopThread
+from sglite.lang.bridge import LoopThread, Pace, WorkerPool
 from tests.fakes.client import ScriptedClient
 
 
@@ -118,3 +119,70 @@ if pid:
 def test_programs_run_in_a_forked_child() -> None:
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], check=True, timeout=20, cwd=root)
+
+
+def _submitted(pool: WorkerPool, pace: Pace, functions: list[Any]) -> list[Any]:
+    return [future.result(5) for future in [pool.submit(function, pace) for function in functions]]
+
+
+def test_functions_that_are_known_to_be_quick_share_one_thread() -> None:
+    pool, pace = WorkerPool(), Pace()
+    _submitted(pool, pace, [lambda: None])
+    assert pace.quick
+    assert len(set(_submitted(pool, pace, [threading.get_ident] * 20))) == 1
+    pool.close()
+
+
+def test_functions_that_block_get_threads_of_their_own() -> None:
+    pool, pace = WorkerPool(), Pace()
+
+    def blocks() -> int:
+        time.sleep(0.05)
+        return threading.get_ident()
+
+    _submitted(pool, pace, [blocks])
+    assert not pace.quick
+    began = time.monotonic()
+    assert len(set(_submitted(pool, pace, [blocks] * 8))) >= 6
+    assert time.monotonic() - began < 0.35
+    pool.close()
+
+
+def test_a_quick_function_does_not_wait_for_one_that_blocks_for_once() -> None:
+    pool, pace = WorkerPool(), Pace()
+    _submitted(pool, pace, [lambda: None])
+    gate = threading.Event()
+    stuck = pool.submit(gate.wait, pace)
+    while not any(worker.stuck for worker in pool._workers):
+        time.sleep(0.005)
+    assert pool.submit(lambda: 7, pace).result(5) == 7
+    gate.set()
+    assert stuck.result(5)
+    assert not pace.quick
+    pool.close()
+
+
+def test_what_many_threads_want_of_a_loop_costs_one_wake_up_and_keeps_its_order() -> None:
+    with _loop_thread() as thread:
+        held, done = threading.Event(), threading.Event()
+        found: list[int] = []
+        wakes = 0
+        real = thread.loop.call_soon_threadsafe
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal wakes
+            wakes += 1
+            return real(*args, **kwargs)
+
+        thread.loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        thread.posts.post(held.wait)
+        while not thread.posts._waking and wakes == 0:
+            time.sleep(0.001)
+        time.sleep(0.02)  # the loop stands in held.wait
+        for i in range(50):
+            thread.posts.post(found.append, i)
+        thread.posts.post(done.set)
+        held.set()
+        assert done.wait(5)
+        assert found == list(range(50))
+        assert wakes <= 2

@@ -55,6 +55,7 @@ def _session(client: ScriptedClient) -> Session:
         name="p",
         client=client,
         loop=program_loop().loop,
+        posts=program_loop().posts,
         defaults=GenParams(),
         roles=roles_without_tokenizer(client),
         segments=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 
 import pytest
 import tokenizers
@@ -74,6 +75,38 @@ def test_the_pieces_in_which_text_came_do_not_matter(seed: int) -> None:
     whole = tuple(tokenizer.encode(text))
     assert ids_of(tokenizer, split(text, rng)) == whole
     assert ids_of(tokenizer, [text]) == whole
+
+
+@pytest.mark.parametrize("make", [byte_level, functools.partial(byte_level, add_bos=True), metaspace])
+@pytest.mark.parametrize("seed", range(10))
+def test_texts_that_begin_alike_get_the_ids_that_each_gets_alone(make: Callable[[], Tokenizer], seed: int) -> None:
+    rng, tokenizer = random.Random(seed), make()
+    words = " ".join(CORPUS).replace("\n", " " if make is metaspace else "\n").split(" ")
+    shared = "".join(rng.choice([" ", " ", "  ", "<|im_start|>"]) + rng.choice(words) for _ in range(400))
+    shared = shared.replace("<|im_start|>", " ") if make is metaspace else shared
+    segments = Segments(tokenizer)
+    for number in range(8):
+        at = rng.randint(len(shared) // 2, len(shared))
+        text = shared[:at] + rng.choice(["", " ", "X", " other", "日本"]) + " ".join(rng.sample(words, k=20))
+        alone = Segments(tokenizer).encode(text, first=True)
+        settled, rest = segments.settle(text, first=True)
+        assert [*settled, *segments.encode(rest, first=not settled)] == alone, number
+    assert segments._heads
+
+
+def test_examples_that_come_as_an_argument_are_tokenised_once() -> None:
+    class Counting(Segments):
+        chars = 0
+
+        def encode(self, text: str, *, first: bool, parse_special: bool = True) -> list[int]:
+            self.chars += len(text)
+            return super().encode(text, first=first, parse_special=parse_special)
+
+    segments = Counting(byte_level())
+    shots = " ".join(CORPUS * 3)
+    for number in range(20):
+        segments.settle(f"{shots}\n\nQuestion {number}: is it so?", first=True)
+    assert segments.chars < 3 * len(shots)
 
 
 @pytest.mark.parametrize("seed", range(10))

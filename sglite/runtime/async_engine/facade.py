@@ -424,11 +424,13 @@ class Engine:
         sink = ThreadSink()
         gathered = _Gathered(requests, on_error)
         try:
+            commands: list[m.Command] = []
             for request in requests:
                 try:
-                    self._submit(request, sink)
+                    commands.append(self._registered(request, sink))
                 except InvalidRequest as error:
                     gathered.take(_refused(request, error, on_error))
+            self._outbox.send(commands)
             while not gathered.complete:
                 gathered.take(sink.get())
         finally:  # an error, or Ctrl-C: the others are of no use to anybody
