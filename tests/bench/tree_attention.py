@@ -1,12 +1,12 @@
 """Question: from how many rows and how long a prefix on is it faster to read a shared prefix once?
 
     python -m tests.bench.tree_attention [--models 8b,0.6b] [--rows 4,16,64,256] [--prefixes 512,...,16384] [--own 64]
-        [--groups 1] [--out FILE]
+        [--groups 1] [--common 0] [--out FILE]
 
 Decode attention of one layer (norm, rope and append included), all rows with one prefix in common (or --groups of as
-many rows, each with its own) and --own tokens of their own, as a CUDA graph of many layers: each row reading all of its
-KV, against tree attention, in one run. `chosen` is what the cost model takes, and `kept` the plain time over the time
-of that. Prints a table and, as the last line, one JSON object.
+many rows, each with its own, of which --common of 1 is the same for all) and --own tokens of their own, as a CUDA graph
+of many layers: each row reading all of its KV, against tree attention, in one run. `chosen` is what the cost model
+takes, and `kept` the plain time over the time of that. Prints a table and, as the last line, one JSON object.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Bench:
         self.norms = tuple(Norm((torch.rand(DIM, device="cuda") + 0.5).bfloat16(), 1e-6) for _ in range(2))
         self.cos_sin = torch.randn(17_000, DIM, device="cuda")
 
-    def step(self, rows: int, prefix: int, own: int, groups: int) -> tuple[CudaForwardBatch, HostInputs]:
+    def step(self, rows: int, prefix: int, own: int, groups: int, common: float) -> tuple[CudaForwardBatch, HostInputs]:
         length, size = prefix + own, rows // groups
         ends = torch.randperm(SLOTS, device="cuda").int()
         table = torch.zeros(rows, length + 1, dtype=torch.int32, device="cuda")
         table[:, :prefix] = ends[: groups * prefix].view(groups, prefix).repeat_interleave(size, 0)
+        table[:, : int(common * prefix)] = ends[: int(common * prefix)]
         rest = ends[groups * prefix : groups * prefix + rows * (own + 1)]
         table[:, prefix:] = rest.view(rows, -1)
         shared = tuple((prefix, tuple(range(first, first + size))) for first in range(0, rows, size))
@@ -127,8 +128,8 @@ def median_ms(run: Callable[[], None], *, repeat: int = 5) -> float:
     return statistics.median(times)
 
 
-def compare(bench: Bench, rows: int, prefix: int, own: int, groups: int) -> dict[str, Any]:
-    forward, inputs = bench.step(rows, prefix, own, groups)
+def compare(bench: Bench, rows: int, prefix: int, own: int, groups: int, common: float) -> dict[str, Any]:
+    forward, inputs = bench.step(rows, prefix, own, groups, common)
     plain, want = bench.microseconds(forward)
     chosen = bench.planned(forward, inputs, tree_plan.MEASURED)
     bench.planned(forward, inputs, ALWAYS)
@@ -158,6 +159,7 @@ def main() -> None:
     ap.add_argument("--prefixes", default="512,1024,2048,4096,8192,16384")
     ap.add_argument("--own", type=int, default=64)
     ap.add_argument("--groups", type=int, default=1)
+    ap.add_argument("--common", type=float, default=0.0)
     ap.add_argument("--out")
     args = ap.parse_args()
     found: dict[str, Any] = {
@@ -175,7 +177,7 @@ def main() -> None:
                 for prefix in map(int, args.prefixes.split(",")):
                     if rows < 2 * args.groups or args.groups * prefix + rows * (args.own + 1) > SLOTS:
                         continue
-                    one = compare(bench, rows, prefix, args.own, args.groups)
+                    one = compare(bench, rows, prefix, args.own, args.groups, args.common)
                     found[model].append(one)
                     print(
                         f"{rows:5} {prefix:7} {one['plain_us']:8.1f} {one['tree_us']:8.1f} {one['gain']:6.2f} "
