@@ -15,9 +15,11 @@ import torch
 
 from sglite.runtime.device.base import ForwardBatch, ForwardFn, SampleBatch, SampleFn, SampleOutput
 from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
+from sglite.runtime.device.cuda.recent import Recent
 from sglite.runtime.device.cuda.step_times import StepTimes
 
-_MOST_SAMPLES = 2048  # graphs of draws that are kept
+_MOST_FORWARDS = 600  # graphs of the model that are kept
+_MOST_SAMPLES = 2048  # of draws, which are much smaller
 Result = TypeVar("Result")
 
 
@@ -61,7 +63,7 @@ class ForwardGraphs:
         self._prepare = prepare
         self._pool = pool
         self._capture = capture
-        self._graphs: dict[GraphKey, Captured[torch.Tensor]] = {}
+        self._graphs: Recent[GraphKey, Captured[torch.Tensor]] = Recent(_MOST_FORWARDS)
         self._seen: set[GraphKey] = set()
         self._times = StepTimes(lambda: torch.cuda.Event(enable_timing=True))
 
@@ -84,7 +86,7 @@ class ForwardGraphs:
         logits = self._run(batch)
         if self._capture:
             if key in self._seen:
-                self._graphs[key] = self._pool.capture(lambda: self._run(batch))
+                self._graphs.put(key, self._pool.capture(lambda: self._run(batch)))
             self._seen.add(key)
         return logits[: batch.num_logits]
 
@@ -93,7 +95,7 @@ class ForwardGraphs:
         assert batch.key is not None
         if self._capture and batch.key not in self._graphs:
             self._run(batch)
-            self._graphs[batch.key] = self._pool.capture(lambda: self._run(batch))
+            self._graphs.put(batch.key, self._pool.capture(lambda: self._run(batch)))
 
     def _run(self, batch: CudaForwardBatch) -> torch.Tensor:
         self._prepare(batch)
@@ -107,7 +109,7 @@ class SampleGraphs:
         self._sample = sample
         self._pool = pool
         self._capture = capture
-        self._graphs: dict[Hashable, Captured[SampleOutput]] = {}
+        self._graphs: Recent[Hashable, Captured[SampleOutput]] = Recent(_MOST_SAMPLES)
         self._seen: set[Hashable] = set()
 
     def __call__(self, logits: torch.Tensor, batch: SampleBatch) -> SampleOutput:
@@ -129,8 +131,8 @@ class SampleGraphs:
             found.graph.replay()
             return found.result
         output = self._sample(logits, batch)
-        if key in self._seen and len(self._graphs) < _MOST_SAMPLES:
-            self._graphs[key] = self._pool.capture(lambda: self._sample(logits, batch))
+        if key in self._seen:
+            self._graphs.put(key, self._pool.capture(lambda: self._sample(logits, batch)))
         if len(self._seen) > 4 * _MOST_SAMPLES:  # mostly logits of large steps, which never stand in one place twice
             self._seen.clear()
         self._seen.add(key)
