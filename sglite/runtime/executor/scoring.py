@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sglite.runtime.batch import Batch, IntArray, StepResult
 from sglite.runtime.device.base import SamplePlan
 from sglite.runtime.executor.logits.bitmask import allowed_tokens
-from sglite.runtime.executor.logits.logprobs import chosen_logprobs, top_logprobs
+from sglite.runtime.executor.logits.logprobs import chosen_logprobs, logprobs_at, top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class StepScores:
         """top_wanted: int32[max_rows] how many best tokens each row wants."""
         self._mask_slots = batch.mask_slots
         self._rows: list[ScoredRow] = []
+        self._scored: list[ScoredRow] = []  # of these, the ones with targets
         asked = set(batch.logprob_rows.tolist())
         if not asked and not batch.target_ids:
             return
@@ -56,6 +57,7 @@ class StepScores:
                 first, draws = ends[i] - size, slice(draw_of[i], draw_of[i] + size)
                 positions = np.arange(size, dtype=np.int32)
             self._rows.append(ScoredRow(i, first, ends[i], positions, targets, draws, top))
+        self._scored = [row for row in self._rows if row.targets is not None and len(row.targets)]
 
     def compute(
         self, logits: torch.Tensor, tokens: torch.Tensor | None, masks: torch.Tensor | None
@@ -63,28 +65,45 @@ class StepScores:
         """logits: [L, vocab] as the model gave them; tokens: int32[S] the draws; masks: the step's mask buffer on the
         device, None where no position has a mask."""
         found: dict[str, torch.Tensor] = {}
+        if self._scored:
+            found["targets"] = self._targets(logits)
         for row in self._rows:
             part = logits[row.first : row.last]
-            positions = torch.from_numpy(row.positions).to(logits.device)
-            if row.targets is not None:
-                ids = torch.from_numpy(row.targets).to(logits.device)
-            else:
+            if row.targets is None:
                 assert tokens is not None
-                ids = tokens[row.draws]
-            found[f"chosen{row.index}"] = chosen_logprobs(part, positions, ids)
-            slots = self._mask_slots[row.first : row.last]
-            if masks is not None and (slots >= 0).any():
-                allowed = allowed_tokens(masks, torch.from_numpy(slots).to(logits.device), logits.shape[1])
-                found[f"masked{row.index}"] = chosen_logprobs(part, positions, ids, allowed)
+                ids, positions = tokens[row.draws], torch.arange(row.last - row.first, device=logits.device)
+                found[f"chosen{row.index}"] = chosen_logprobs(part, positions, ids)
+                slots = self._mask_slots[row.first : row.last]
+                if masks is not None and (slots >= 0).any():
+                    allowed = allowed_tokens(masks, torch.from_numpy(slots).to(logits.device), logits.shape[1])
+                    found[f"masked{row.index}"] = chosen_logprobs(part, positions, ids, allowed)
             if row.top:
                 found[f"top{row.index}"], found[f"top_ids{row.index}"] = top_logprobs(part, row.top)
         return found
 
+    def _targets(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32[K]: of all rows' targets, one row after the other. One copy to the device, and nothing is waited for:
+        row by row, each copy would wait for the forward."""
+        positions = np.concatenate([row.positions + row.first for row in self._scored])
+        used, places = np.unique(positions, return_inverse=True)
+        ids = np.concatenate([row.targets for row in self._scored if row.targets is not None])
+        numbers = torch.from_numpy(np.concatenate([used, places, ids]).astype(np.int64))
+        if logits.device.type != "cpu":
+            numbers = numbers.pin_memory().to(logits.device, non_blocking=True)
+        rows, at, wanted = numbers.split([len(used), len(ids), len(ids)])
+        return logprobs_at(logits, rows, at, wanted)
+
     def collect(self, copies: Mapping[str, NDArray[Any]], result: StepResult) -> None:
+        start = 0
+        for row in self._scored:
+            end = start + len(row.positions)
+            result.chosen_logprobs[row.index] = copies["targets"][start:end]
+            start = end
         for row in self._rows:
             i = row.index
             size = int(result.num_accepted[i]) if row.targets is None else None
-            result.chosen_logprobs[i] = copies[f"chosen{i}"][:size]
+            if f"chosen{i}" in copies:
+                result.chosen_logprobs[i] = copies[f"chosen{i}"][:size]
             if f"masked{i}" in copies:
                 result.masked_logprobs[i] = copies[f"masked{i}"][:size]
             if row.top:

@@ -25,6 +25,14 @@ def chosen_logprobs(
     return chosen if allowed is None else chosen.masked_fill(~allowed[positions, ids], -torch.inf)
 
 
+def logprobs_at(logits: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """float32[K]: of ids[j] at logits[rows[at[j]]]; logits: [P, vocab], rows: int64[R], at, ids: int64[K]."""
+    totals = []
+    for some in rows.split(_BLOCK):
+        totals.append(logits[some].float().logsumexp(-1))
+    return logits[rows[at], ids].float() - torch.cat(totals)[at]
+
+
 def top_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(logprobs float32[P, k], ids int32[P, k]), best first."""
     values, ids = [], []
