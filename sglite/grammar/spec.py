@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -125,8 +126,20 @@ def _schema_of(schema: Any) -> Any:
     try:
         return pydantic.TypeAdapter(schema).json_schema()
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
-        reason = shorten(str(error).splitlines()[0], 200)
-        raise InvalidGrammar(f"no JSON schema for {shorten(repr(schema))}: {reason}", param="schema") from error
+        raise no_schema(schema, error) from error
+
+
+def no_schema(given: object, error: Exception) -> InvalidGrammar:
+    """What to raise for something that pydantic made no schema of."""
+    if isinstance(given, type) or typing.get_origin(given) is not None:
+        return InvalidGrammar(
+            f"no JSON schema for {shorten(repr(given))}: {shorten(str(error).splitlines()[0], 200)}", param="schema"
+        )
+    return InvalidGrammar(
+        "a schema is a pydantic model or another type, a TypeAdapter, a dict or JSON text, not "
+        fX,
+        param="schema",
+    )
 
 
 def _canonical_json(text: str, param: str = "schema") -> str:
@@ -137,7 +150,7 @@ def _canonical_json(text: str, param: str = "schema") -> str:
     except RecursionError as error:
         raise GrammarTooLarge("the JSON text is nested too deeply", param=param) from error
     except ValueError as error:
-        raise InvalidGrammar(f"not JSON: {error}", param=param) from error
+        raise InvalidGrammar(f"{param} is a text but not JSON: {error}", param=param) from error
     return "".join(_BETWEEN_BLANKS.findall(text))
 
 

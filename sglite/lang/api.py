@@ -61,11 +61,13 @@ def _naming_the_variable(make: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        name = args[0] if args else kwargs.get("name")
+        if not isinstance(name, str | None):
+            raise ProgramSyntaxError(f"the name of a variable is a text, not {name!r}", param="name")
         try:
             return make(*args, **kwargs)
         except SgliteError as error:
-            name = args[0] if args else kwargs.get("name")
-            error.variable = name if isinstance(name, str) else None
+            error.variable = name
             raise
 
     return made
@@ -131,9 +133,9 @@ def gen(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         n=n,
-        stop=_texts(stop),
-        stop_token_ids=None if stop_token_ids is None else tuple(stop_token_ids),
-        stop_regex=_texts(stop_regex),
+        stop=_texts("stop", stop),
+        stop_token_ids=_several("stop_token_ids", stop_token_ids, "a list of token ids"),
+        stop_regex=_texts("stop_regex", stop_regex),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -141,7 +143,7 @@ def gen(
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
         repetition_penalty=repetition_penalty,
-        logit_bias=None if logit_bias is None else tuple(sorted(logit_bias.items())),
+        logit_bias=_biases(logit_bias),
         ignore_eos=ignore_eos,
         seed=seed,
         return_logprob=return_logprob,
@@ -231,7 +233,7 @@ def select(
     """
     if choices is None or isinstance(choices, str):
         raise ProgramSyntaxError("choices must be a list of texts", param="choices")
-    options = tuple(choices)
+    options = _several("choices", choices, "a list of texts")
     if not options:
         raise ProgramSyntaxError("choices must hold at least one text", param="choices")
     for option in options:
@@ -325,10 +327,24 @@ def _role(role: str, expr: object) -> Node:
     return Sequence((RoleBegin(role), *inner, RoleEnd(role)))
 
 
-def _texts(value: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, str) else tuple(value)
+def _texts(argument: str, value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return (value,) if isinstance(value, str) else _several(argument, value, "a text or a list of texts")
+
+
+@overload
+def _several(argument: str, value: Iterable[T], what: str) -> tuple[T, ...]: ...
+@overload
+def _several(argument: str, value: Iterable[T] | None, what: str) -> tuple[T, ...] | None: ...
+def _several(argument: str, value: Iterable[T] | None, what: str) -> tuple[T, ...] | None:
+    if value is not None and not isinstance(value, Iterable):
+        raise ProgramSyntaxError(f"{argument} must be {what}, not {value!r}", param=argument)
+    return None if value is None else tuple(value)
+
+
+def _biases(value: Mapping[int, float] | None) -> tuple[tuple[int, float], ...] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ProgramSyntaxError(f"logit_bias maps token ids to numbers, it is not {value!r}", param="logit_bias")
+    return None if value is None else tuple(sorted(value.items()))
 
 
 def _constraint(kind: str, value: Any, whitespace: Whitespace, on_unsupported: OnUnsupported) -> Constraint:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pydantic
 
-from sglite.errors import InvalidGrammar, ProgramSyntaxError
+from sglite.errors import ProgramSyntaxError
 from sglite.grammar import spec as specs
 from sglite.protocol import GrammarSpec, OnUnsupported, Whitespace
 
@@ -77,8 +77,7 @@ def _typed(given: Any) -> tuple[Any, Callable[[str], Any]]:
         adapter = given if isinstance(given, pydantic.TypeAdapter) else pydantic.TypeAdapter(given)
         return closed(adapter.json_schema()), adapter.validate_json
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise InvalidGrammar(f"no JSON schema for {given!r:.120}: {reason}", param="schema") from error
+        raise specs.no_schema(given, error) from error
 
 
 def closed(schema: Any) -> Any:

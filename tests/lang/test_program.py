@@ -165,6 +165,15 @@ class TestMistakesAtTheCall:
             sgl.select("x", ["a", ""])
 
     @pytest.mark.parametrize(
+        "wrong",
+        [{"stop": 3}, {"stop_regex": 3}, {"stop_token_ids": 3}, {"choices": 3}, {"logit_bias": 3}, {"name": 3}],
+    )
+    def test_an_argument_of_the_wrong_type_is_named(self, wrong: dict[str, Any]) -> None:
+        (name,) = wrong
+        with pytest.raises(ProgramSyntaxError, match=f"{name}.* not 3"):
+            sgl.gen(**({"name": "x"} | wrong))
+
+    @pytest.mark.parametrize(
         "extra", [{"regex": "a"}, {"stop": "x"}, {"n": 2}, {"schema": {}}, {"whitespace": "single"}]
     )
     def test_choices_and_what_they_exclude(self, extra: dict[str, Any]) -> None:

@@ -117,6 +117,15 @@ def test_a_type_without_a_schema_is_refused_at_the_call() -> None:
         sgl.gen("x", schema=re.Match)
 
 
+@pytest.mark.parametrize("argument", ["schema", "json_schema"])
+def test_what_is_no_schema_is_told_what_one_is(argument: str) -> None:
+    for wrong in (3, [1], object()):
+        with pytest.raises(GrammarError, match="a schema is a pydantic model or another type, .* of type"):
+            sgl.gen("x", **{argument: wrong})
+    with pytest.raises(GrammarError, match="schema is a text but not JSON"):
+        sgl.gen("x", **{argument: "a name"})
+
+
 def test_a_value_cut_by_the_limit_is_an_error_that_says_so() -> None:
     @sgl.function
     def program(s: Any) -> None:

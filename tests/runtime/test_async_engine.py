@@ -4,9 +4,11 @@ import asyncio
 import gc
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, RequestAborted, SgliteError
 from sglite.protocol import (
@@ -18,7 +20,7 @@ from sglite.protocol import (
     ScoreRequest,
 )
 from sglite.runtime.async_engine import Engine
-from sglite.runtime.async_engine.arguments import sampling_params
+from sglite.runtime.async_engine.arguments import is_single, sampling_params
 from tests.fakes.core import ScriptedCore, scripted_engine
 
 
@@ -291,6 +293,28 @@ def test_sglangs_names_for_sampling_parameters_work() -> None:
         sampling_params({"regex": "a", "ebnf": 'root ::= "a"'})
     assert sampling_params(None)[0].max_tokens == 128
     assert sampling_params(SamplingParams())[0].max_tokens is None
+
+
+def test_a_prompt_is_text_or_ids_of_any_kind() -> None:
+    assert all(is_single(each) for each in ("a", "", [], [1], (1, 2), np.array([1]), torch.tensor([1, 2]), range(2)))
+    assert not any(is_single(each) for each in (["a"], [[1], [2]], [[]], np.array([[1]]), ["a", [1]]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        (["a", 3], "prompt 1 of the list must be a text or a list of token ids, not 3"),
+        ([[1], None], "prompt 1 of the list must be .*, not None"),
+        ([b"a"], "prompt 0 of the list must be .*, not b'a'"),
+        (b"a", "a prompt is a text or a list of token ids, not b'a'"),
+        (3, "a prompt is .*, not 3"),
+        (np.array(3), "a prompt is"),
+        ({"text": "a"}, "a prompt is .*, not {'text': 'a'}"),
+    ],
+)
+def test_what_is_no_prompt_is_named_with_its_place(prompt: Any, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        is_single(prompt)
 
 
 def test_an_unknown_option_is_refused_by_name() -> None:

@@ -127,15 +127,27 @@ def one_grammar(*found: GrammarSpec | None) -> GrammarSpec | None:
 
 
 def is_single(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    """Text, or token ids in a list or an array ([] is one empty prompt). Raises InvalidRequest for neither."""
+    """Text, or token ids in a list or an array ([] is one empty prompt). Raises InvalidRequest for neither, and for a
+    list that holds something else, which it names."""
     if isinstance(prompt, str):
         return True
-    try:
-        return not len(prompt) or isinstance(prompt[0], numbers.Number | None)
-    except (TypeError, KeyError, IndexError) as error:
-        raise InvalidRequest(
-            f"a prompt is a text or a list of token ids, not {_short(prompt)}", param="prompt"
-        ) from error
+    if not _may_be_ids(prompt):
+        raise InvalidRequest(f"a prompt is a text or a list of token ids, not {_short(prompt)}", param="prompt")
+    if not len(prompt) or isinstance(prompt[0], numbers.Number | None) or getattr(prompt[0], "ndim", 1) == 0:
+        return True
+    for i, each in enumerate(prompt):
+        if not isinstance(each, str) and not _may_be_ids(each):
+            raise InvalidRequest(
+                f"prompt {i} of the list must be a text or a list of token ids, not {_short(each)}", param="prompt"
+            )
+    return False
+
+
+def _may_be_ids(value: Any) -> bool:
+    """A list, a tuple, an array of any library: bytes are none, though they hold numbers."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def checked_ids(given: Any, param: str) -> tuple[int, ...]:
