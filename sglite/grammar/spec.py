@@ -137,7 +137,7 @@ def no_schema(given: object, error: Exception) -> InvalidGrammar:
         )
     return InvalidGrammar(
         "a schema is a pydantic model or another type, a TypeAdapter, a dict or JSON text, not "
-        fX,
+        f"{shorten(repr(given))} of type {type(given).__name__}",
         param="schema",
     )
 
