@@ -21,7 +21,10 @@ def folder() -> str | None:
     ours = str(home() / "bytecode")
     if sys.pycache_prefix is not None:
         return ours if sys.pycache_prefix == ours else None
-    spec = importlib.util.find_spec("torch")
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ValueError:  # something else stands in for it
+        return None
     if spec is None or spec.origin is None or os.path.exists(importlib.util.cache_from_source(spec.origin)):
         return None
     will_be = not sys.dont_write_bytecode and os.access(os.path.dirname(spec.origin), os.W_OK)
