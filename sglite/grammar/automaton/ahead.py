@@ -37,8 +37,8 @@ def meet(
     most: int,
     end: float,
 ) -> None:
-    """`texts` of up to `most` bytes; `fill` writes each matcher's mask into its row; the walks end at time.thread_time()
-    `end`. Nobody else may use the grammar's automaton meanwhile. Raises GrammarViolation, TooManyStates."""
+    """`texts` of up to `most` bytes; `fill` writes each matcher's mask into its row; ends at time.thread_time() `end`.
+    Nobody else may use the grammar's automaton meanwhile. Raises GrammarViolation, TooManyStates."""
     automaton = grammar.automaton
     assert automaton is not None
     rng = random.Random(0)

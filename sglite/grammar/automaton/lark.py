@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from sglite.grammar.automaton.regex import Regex, Regexes
+from sglite.grammar.automaton.regex import ALL_BYTES, Regex, Regexes
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -22,6 +22,9 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+
+
+_LAZY = "[lazy]"
 
 
 class NotRead(Exception):
@@ -50,17 +53,33 @@ Rules = dict[str, tuple[Sequence, ...]]
 def read(text: str, regexes: Regexes) -> Rules:
     """The rules by name; the first one is "start". Raises NotRead, TooManyStates."""
     bodies: dict[str, str] = {}
+    lazy: set[str] = set()
     for line in text.splitlines():
         if not line.strip():
             continue
         name, colon, body = line.partition(":")
+        if name.endswith(_LAZY):
+            name = name.removesuffix(_LAZY)
+            lazy.add(name)
         if not colon or not re.fullmatch(r"[A-Za-z_]\w*", name) or name in bodies:
             raise NotRead(line[:60])
         bodies[name] = body
     if "start" not in bodies:
         raise NotRead("no start")
     reader = _Reader(bodies, regexes)
-    return {name: reader.rule(body) for name, body in bodies.items() if not _is_terminal(name)}
+    rules = {name: reader.rule(body) for name, body in bodies.items() if not _is_terminal(name)}
+    for name in lazy:
+        rules[name] = ((_shortest(rules.get(name), regexes),),)
+    return rules
+
+
+def _shortest(options: tuple[Sequence, ...] | None, regexes: Regexes) -> Regex:
+    """A lazy terminal ends as soon as it can: none of its texts begins with another one."""
+    if options is None or len(options) != 1 or len(options[0]) != 1 or not isinstance(options[0][0], Regex):
+        raise NotRead("lazy, and not one expression")
+    whole = options[0][0]
+    more = regexes.repeat(regexes.bytes_of(ALL_BYTES), 1, None)
+    return regexes.both((whole, regexes.complement(regexes.cat(whole, more))))
 
 
 def _is_terminal(name: str) -> bool:

@@ -57,7 +57,7 @@ class Machine:
         self.regexes = Regexes(most_regexes[0])
         self._rules: Rules = read(lark, self.regexes)
         self.regexes.most = most_regexes[1]
-        self.exact = " & " not in lark and "~" not in lark
+        self.exact = " & " not in lark and "~" not in lark and "[lazy]" not in lark
         self._counts = Counts(self._rules, reach)
         self._most = most_positions
         self._frames: dict[tuple[object, ...], Frame] = {}

@@ -9,11 +9,12 @@ of an expression few: sequences lean to the right, alternatives and intersection
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import reduce
 from operator import and_, or_
 from typing import Any
 
+from sglite.grammar.automaton.classes import EVERYTHING, NAMED, NO_NEW_LINE, Ranges, complement
 from sglite.grammar.automaton.utf8 import byte_sequences
 from sglite.grammar.spelling import UNIT
 
@@ -242,6 +243,7 @@ class _Parser:
         self.regexes = regexes
         self.text = text
         self.at = 0
+        self.any_char = NO_NEW_LINE  # what a point stands for
 
     @property
     def over(self) -> bool:
@@ -296,21 +298,38 @@ class _Parser:
             self.at += len(UNIT)
             return self.regexes.parse(UNIT)  # most of what there is to read
         if self._take("(?:"):
-            inner = self.alternatives()
-            if not self._take(")"):
-                raise ValueError("a group is not closed")
-            return inner
+            return self._group(self.any_char)
+        if self._take("(?s:"):
+            return self._group(EVERYTHING)
+        if self.text.startswith("(", self.at) and not self.text.startswith("(?", self.at):
+            self.at += 1
+            return self._group(self.any_char)
         char = self._next()
         if char == "[":
             return self._char_class()
+        if char == ".":
+            return self._chars(self.any_char)
         if char == "\\":
-            code = self._escape()
-            return self._chars([(code, code)])
+            return self._chars(self._escape())
         if char in _SPECIAL or char in "()*+?{}]":
             raise ValueError(f"unexpected {char!r} in the expression")
         return self._chars([(ord(char), ord(char))])
 
-    def _escape(self) -> int:
+    def _group(self, any_char: Ranges) -> Regex:
+        outside, self.any_char = self.any_char, any_char
+        inner = self.alternatives()
+        self.any_char = outside
+        if not self._take(")"):
+            raise ValueError("a group is not closed")
+        return inner
+
+    def _escape(self) -> Ranges:
+        if self.text[self.at : self.at + 1] in NAMED:
+            return NAMED[self._next()]
+        code = self._escaped_char()
+        return [(code, code)]
+
+    def _escaped_char(self) -> int:
         char = self._next()
         if char == "x" and self._take("{"):
             end = self.text.index("}", self.at)
@@ -328,8 +347,14 @@ class _Parser:
 
     def _char_class(self) -> Regex:
         negated = self._take("^")
-        ranges: list[tuple[int, int]] = []
+        ranges: Ranges = []
         while not self._take("]"):
+            if self.text[self.at : self.at + 1] == "\\" and self.text[self.at + 1 : self.at + 2] in NAMED:
+                self.at += 1
+                ranges += self._escape()
+                if self.text.startswith("-", self.at):
+                    raise ValueError("a class as the end of a range")
+                continue
             first = self._class_char()
             last = first
             if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
@@ -338,17 +363,17 @@ class _Parser:
             ranges.append((first, last))
         if not ranges:
             raise ValueError("an empty class")
-        return self._chars(_complement(ranges) if negated else ranges)
+        return self._chars(complement(ranges) if negated else ranges)
 
     def _class_char(self) -> int:
         char = self._next()
         if char == "\\":
-            return self._escape()
+            return self._escaped_char()
         if char in "[&~" or (char == "-" and not self.text.startswith("]", self.at)):
             raise ValueError(f"unexpected {char!r} in a class")
         return ord(char)
 
-    def _chars(self, ranges: Sequence[tuple[int, int]]) -> Regex:
+    def _chars(self, ranges: Ranges) -> Regex:
         regexes = self.regexes
         options = [
             regexes.sequence(regexes.bytes_of(_span(first, last)) for first, last in sequence)
@@ -361,15 +386,3 @@ class _Parser:
 def _span(first: int, last: int) -> int:
     """The bit set of the bytes first .. last."""
     return (1 << (last + 1)) - (1 << first)
-
-
-def _complement(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    start = 0
-    for first, last in sorted(ranges):
-        if first > start:
-            found.append((start, first - 1))
-        start = max(start, last + 1)
-    if start <= 0x10FFFF:
-        found.append((start, 0x10FFFF))
-    return found

@@ -50,7 +50,25 @@ def test_intersections_and_complements() -> None:
     assert regexes.follow(other, b"b") is regexes.parse("[a-z]*")
 
 
-@pytest.mark.parametrize("expression", ["(a)", "a.b", r"\d", "[[:alpha:]]", "^a", "a$", "(?i:a)", "[a", "(?:a"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"\w",
+        r"\bab",
+        r"[\d-z]",
+        r"\p{L}",
+        "[[:alpha:]]",
+        "[a&&b]",
+        "^a",
+        "a$",
+        "(?i:a)",
+        "(?P<x>a)",
+        "[a",
+        "(?:a",
+        "(a",
+        "a{,2}",
+    ],
+)
 def test_what_is_not_surely_understood_is_refused(expression: str) -> None:
     with pytest.raises(ValueError):
         Regexes(1000).parse(expression)
@@ -59,3 +77,24 @@ def test_what_is_not_surely_understood_is_refused(expression: str) -> None:
 def test_the_number_of_rests_is_bounded() -> None:
     with pytest.raises(TooManyStates):
         Regexes(20).parse("abcdefghijklmnopqrstuvwxyz")
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "takes_it"),
+    [
+        ("(a|b)+c", "abac", True),
+        ("a.c", "abc", True),
+        ("a.c", "a\nc", False),
+        ("(?s:a.c)|.", "a\nc", True),
+        ("(?s:a)b.", "ab\n", False),
+        (r"\d+", "1٣９", True),
+        (r"\d", "x", False),
+        (r"\D", "x", True),
+        (r"[\d.]+", "1.2", True),
+        (r"[^a]", "b", True),
+        (r"\s\S", "\u00a0x", True),
+        (r"a+?b??", "aa", True),
+    ],
+)
+def test_points_groups_and_named_classes(expression: str, text: str, takes_it: bool) -> None:
+    assert takes(Regexes(10_000), expression, text) == takes_it
