@@ -26,6 +26,11 @@ User mistakes raise from this tree; broken invariants assert. Texts say what to 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+_MAX_NAME = 64  # comparing names takes the square of their length, and a request may bring any
+
 
 class SgliteError(Exception):
     """Root. `status` is the HTTP status, `code` the machine-readable reason, `param` the field at fault.
@@ -176,3 +181,10 @@ def error_types() -> dict[str, type[SgliteError]]:
         found[cls.__name__] = cls
         stack.extend(cls.__subclasses__())
     return found
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: a question, or nothing where no known one is like it."""
+    text = str(name)
+    close = difflib.get_close_matches(text, sorted(known), n=2) if len(text) <= _MAX_NAME else []
+    return f"did you mean {' or '.join(close)}?" if close else ""

@@ -15,20 +15,27 @@ from sglite.cli.config_options import built, option_parameters, with_options
 from sglite.runtime.config import EngineConfig
 
 _KIND = inspect.Parameter.KEYWORD_ONLY
+_SOME_FAILED = 3  # 1 is an error that stopped the command, 2 a wrong command line
 
 
 @with_options(
     [
         inspect.Parameter("source", _KIND, annotation=Annotated[Path, typer.Argument(metavar="IN.jsonl", exists=True)]),
         inspect.Parameter("target", _KIND, annotation=Annotated[Path, typer.Argument(metavar="OUT.jsonl")]),
+        inspect.Parameter(
+            "strict",
+            _KIND,
+            default=False,
+            annotation=Annotated[bool, typer.Option("--strict", help="Exit status 3 where a line got an error.")],
+        ),
         *option_parameters(EngineConfig, skip=("served_name",)),
     ]
 )
-def command(*, source: Path, target: Path, **values: Any) -> None:
+def command(*, source: Path, target: Path, strict: bool, **values: Any) -> None:
     """Answer every request of IN.jsonl (OpenAI's batch lines) into OUT.jsonl.
 
     A line that is no request gets an error line there and stops no other. Run it again after an interruption: what
-    OUT.jsonl answers is not asked again.
+    OUT.jsonl answers is not asked again. The exit status is 0 though lines have errors, 3 with --strict.
     """
     # Everything that takes a moment to load is for a file that holds requests.
     from sglite.runtime.server.batch import BatchCounts, check, run_batch
@@ -57,4 +64,9 @@ def command(*, source: Path, target: Path, **values: Any) -> None:
     errors = f"{counts.failed} of them with an error"
     if counts.invalid:
         errors += f" ({counts.invalid} lines are no requests)"
-    console.print(f"{counts.done} answered, {errors}, {counts.before} from before")
+    before = f"{counts.before} from before"
+    if counts.failed_before:
+        before += f" ({counts.failed_before} of them with an error)"
+    console.print(f"{counts.done} answered, {errors}, {before}")
+    if strict and counts.failed + counts.failed_before:
+        raise typer.Exit(_SOME_FAILED)

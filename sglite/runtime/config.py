@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,18 @@ MAX_COMPLETIONS = 128
 POLICIES = ("program", "fcfs")
 
 
-def option(default: Any, help: str, *, choices: tuple[Any, ...] = ()) -> Any:
-    """A field with its documentation; `choices` lists the only values that work (empty: any)."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+_KINDS: dict[str, tuple[str, type]] = {
+    "str": ("a text", str),
+    "int": ("a whole number", numbers.Integral),
+    "float": ("a number", numbers.Real),
+    "bool": ("true or false", bool),
+}
+
+
+def option(default: Any, help: str, *, choices: tuple[Any, ...] = (), least: float | None = None) -> Any:
+    """A field with its documentation; `choices` lists the only values that work (empty: any), `least` is the smallest
+    number that does."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "least": least})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +46,15 @@ class EngineConfig:
         "auto", "'dummy' makes random weights from config.json alone.", choices=("auto", "safetensors", "gguf", "dummy")
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
-    num_threads: int | None = option(None, "CPU threads; by default what the control group allows.")
-    tensor_parallel: int = option(1, "GPUs that share one model.")
+    num_threads: int | None = option(None, "CPU threads; by default what the control group allows.", least=1)
+    tensor_parallel: int = option(1, "GPUs that share one model.", least=1)
 
-    max_model_len: int | None = option(None, "Longest prompt and output together, in tokens; by default the model's.")
-    page_size: int = option(1, "Tokens in a KV page; the unit in which prefixes are shared.")
-    num_pages: int | None = option(None, "KV pages; by default as many as kv_memory allows.")
-    kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.")
+    max_model_len: int | None = option(
+        None, "Longest prompt and output together, in tokens; by default the model's.", least=1
+    )
+    page_size: int = option(1, "Tokens in a KV page; the unit in which prefixes are shared.", least=1)
+    num_pages: int | None = option(None, "KV pages; by default as many as kv_memory allows.", least=1)
+    kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.", least=0)
     memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
     cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
     tree_attention: bool = option(
@@ -53,48 +66,67 @@ class EngineConfig:
         "Greedy text that depends on neither batch mates nor cache hits nor chunks, to the last bit; slower (GPU).",
     )
 
-    max_rows: int = option(256, "Completions that run at the same time.")
+    max_rows: int = option(256, "Completions that run at the same time.", least=1)
     max_step_tokens: int | None = option(
-        None, "New tokens in one step; longer prompts are computed in pieces. By default 8192 on a GPU, 512 on a CPU."
+        None,
+        "New tokens in one step; longer prompts are computed in pieces. By default 8192 on a GPU, 512 on a CPU.",
+        least=1,
     )
-    max_waiting: int | None = option(None, "Waiting completions after which a new request is refused as overloaded.")
+    max_waiting: int | None = option(
+        None, "Waiting completions after which a new request is refused as overloaded.", least=0
+    )
     overlap: bool | None = option(
         None, "Prepare a step while the device computes the one before; by default where the device can."
     )
     policy: str = option("program", "Order of waiting requests.", choices=POLICIES)
-    max_wait_s: float = option(10.0, "A request that has waited this long goes before all policy, in seconds.")
-    gang_wait_s: float = option(0.002, "How long the first of several sibling calls waits for the others, in seconds.")
+    max_wait_s: float = option(10.0, "A request that has waited this long goes before all policy, in seconds.", least=0)
+    gang_wait_s: float = option(
+        0.002, "How long the first of several sibling calls waits for the others, in seconds.", least=0
+    )
     prefix_cache: bool = option(True, "Keep computed prefixes for later requests.")
-    lease_s: float = option(30.0, "How long a program's prefixes are kept for its next call, in seconds.")
-    hold_s: float = option(60.0, "How long a held row waits to be continued, in seconds.")
+    lease_s: float = option(30.0, "How long a program's prefixes are kept for its next call, in seconds.", least=0)
+    hold_s: float = option(60.0, "How long a held row waits to be continued, in seconds.", least=0)
     jump_forward: bool = option(True, "Enter text that a grammar forces without a decode step for each token.")
     prompt_lookup: int = option(
-        0, "Tokens that are tried ahead where the text repeats itself; 0 is off. The output does not change."
+        0, "Tokens that are tried ahead where the text repeats itself; 0 is off. The output does not change.", least=0
     )
-    lookup_rows: int = option(8, "Running completions up to which prompt_lookup tries.")
-    max_completions: int = option(MAX_COMPLETIONS, "Largest n of one request.")
+    lookup_rows: int = option(8, "Running completions up to which prompt_lookup tries.", least=0)
+    max_completions: int = option(MAX_COMPLETIONS, "Largest n of one request.", least=1)
     stop_regex_budget_s: float = option(
-        0.1, "Time that the stop regexes of one completion may take in all, in seconds."
+        0.1, "Time that the stop regexes of one completion may take in all, in seconds.", least=0
     )
     access_log: int = option(
         0,
         "Admissions that are remembered to compare the prefix cache with the best one in hindsight: recent_hit_rate and"
         " best_hit_rate in the statistics, each question for which takes a millisecond an admission. 0 is off.",
+        least=0,
     )
     check_invariants: bool = option(False, "Check the page accounting after every step and log what is wrong.")
 
     def __post_init__(self) -> None:
+        for name in ("model", "tokenizer"):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
         for field in dataclasses.fields(self):
-            choices = field.metadata["choices"]
-            value = getattr(self, field.name)
-            if choices and value not in choices:
-                raise InvalidRequest(f"{field.name} must be one of {', '.join(map(str, choices))}, not {value!r}")
-        for name in ("page_size", "max_rows", "max_step_tokens", "max_model_len", "num_pages", "tensor_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} must be at least 1, not {value}", param=name)
+            _check(field, getattr(self, field.name))
         if not 0 < self.memory_fraction <= 1:
             raise InvalidRequest("memory_fraction must be above 0 and at most 1", param="memory_fraction")
+
+
+def _check(field: dataclasses.Field[Any], value: Any) -> None:
+    kind, _, or_none = str(field.type).partition(" | ")
+    if value is None and or_none:
+        return
+    called, of_type = _KINDS[kind]
+    if not isinstance(value, of_type) or (isinstance(value, bool) and kind != "bool"):
+        raise InvalidRequest(f"{field.name} must be {called}, not {value!r}", param=field.name)
+    choices, least = field.metadata["choices"], field.metadata["least"]
+    if choices and value not in choices:
+        raise InvalidRequest(
+            f"{field.name} must be one of {', '.join(map(str, choices))}, not {value!r}", param=field.name
+        )
+    if least is not None and not value >= least:  # NaN is not
+        raise InvalidRequest(f"{field.name} must be at least {least}, not {value}", param=field.name)
 
 
 @dataclass(frozen=True, kw_only=True)

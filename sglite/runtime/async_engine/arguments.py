@@ -6,7 +6,6 @@ prompt:   text | token ids | a list of either                    ->  a list, and
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import operator
 from array import array
@@ -16,7 +15,7 @@ from typing import Any, TypeGuard
 import msgspec
 import numpy as np
 
-from sglite.errors import InvalidRequest
+from sglite.errors import InvalidRequest, did_you_mean
 from sglite.grammar import spec as grammar_spec
 from sglite.protocol import GrammarSpec, OnUnsupported, SamplingParams, Whitespace
 
@@ -185,10 +184,9 @@ def _short(value: Any) -> str:
 
 
 def _unknown(name: str) -> InvalidRequest:
-    close = difflib.get_close_matches(str(name), sorted(_FIELDS | set(_ALIASES) | set(_GRAMMARS)), n=2)
-    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    meant = did_you_mean(name, _FIELDS | set(_ALIASES) | set(_GRAMMARS))
     return InvalidRequest(
-        f"unknown sampling parameter {name!r}{meant or ';'} known: {', '.join(sorted(_FIELDS))}; "
+        f"unknown sampling parameter {name!r}; {meant and meant + ' '}known: {', '.join(sorted(_FIELDS))}; "
         f"constraints: {', '.join(_GRAMMARS)}; of the request: truncate_prompt",
         param=name,
     )

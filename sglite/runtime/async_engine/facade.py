@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
-from sglite.errors import EngineDead, InvalidRequest, RequestAborted
+from sglite.errors import EngineDead, InvalidRequest, RequestAborted, did_you_mean
 from sglite.protocol import (
     Coverage,
     ErrorInfo,
@@ -611,7 +611,10 @@ def _config(model: str | None, config: EngineConfig | None, options: Mapping[str
         else:
             field = _OPTION_ALIASES.get(name, name)
         if field not in known:
-            raise InvalidRequest(f"unknown option {name!r}; known: {', '.join(sorted(known))}", param=name)
+            meant = did_you_mean(name, known | set(_OPTION_ALIASES) | set(_OPTION_OPPOSITES))
+            raise InvalidRequest(
+                f"unknown option {name!r}; {meant and meant + ' '}known: {', '.join(sorted(known))}", param=name
+            )
         if field in values:
             raise InvalidRequest(f"{field} was given twice", param=name)
         values[field] = value

@@ -56,6 +56,7 @@ class BatchCounts:
     failed: int = 0  # of those, with another status than 200
     invalid: int = 0  # of those, lines that are no requests
     before: int = 0  # answered by an earlier run
+    failed_before: int = 0  # of those, with another status than 200
 
 
 async def run_batch(
@@ -69,7 +70,8 @@ async def run_batch(
     """Answer every line of `source` that `target` does not answer yet. Raises InvalidRequest for a source without any
     request, before anything is asked."""
     answered = recover(target)
-    counts = BatchCounts(total=check(source), before=len(answered))
+    total = check(source)
+    counts = BatchCounts(total=total, before=len(answered), failed_before=sum(not well for well in answered.values()))
     todo = (line for line in read_lines(source) if _key(line) not in answered)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     with target.open("ab") as out:
@@ -127,10 +129,10 @@ def check(source: Path) -> int:
     return total
 
 
-def recover(target: Path) -> set[str | int]:
-    """What `target` answers: custom_ids, and the numbers of lines that are no requests. A last line without its end is
-    cut off: its writer was interrupted."""
-    answered: set[str | int] = set()
+def recover(target: Path) -> dict[str | int, bool]:
+    """What `target` answers: custom_ids, and the numbers of lines that are no requests; whether with status 200. A last
+    line without its end is cut off: its writer was interrupted."""
+    answered: dict[str | int, bool] = {}
     if not target.exists():
         return answered
     whole = 0
@@ -140,7 +142,10 @@ def recover(target: Path) -> set[str | int]:
                 break
             try:
                 value = json.loads(raw)
-                answered.add(value["error"]["line"] if value.get("error") else value["custom_id"])
+                if value.get("error"):
+                    answered[value["error"]["line"]] = False
+                else:
+                    answered[value["custom_id"]] = value["response"]["status_code"] == 200
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidRequest(f"{target} is not the output of a batch: {error}") from error
             whole += len(raw)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from sglite.errors import InvalidRequest, SgliteError
+from sglite.errors import InvalidRequest, SgliteError, did_you_mean
 
 log = logging.getLogger("sglite.server")
 
@@ -92,7 +94,8 @@ def hidden(error: BaseException) -> SgliteError:
     return SgliteError("internal error; the server's log has the cause")
 
 
-def _validation_error(error: RequestValidationError) -> InvalidRequest:
+def _validation_error(error: RequestValidationError, known: Collection[str]) -> InvalidRequest:
+    """`known`: the fields of the body."""
     problems: list[str] = []
     param: str | None = None
     for item in error.errors()[:5]:
@@ -105,7 +108,7 @@ def _validation_error(error: RequestValidationError) -> InvalidRequest:
         if not where and item["type"] in ("model_attributes_type", "model_type"):
             text = "the body must be a JSON object, sent with the header content-type: application/json"
         if item["type"] == "extra_forbidden":
-            text = "this server does not know the field; remove it"
+            text = f"this server does not know the field; {did_you_mean(where, known) or 'remove it'}"
         problems.append(f"{where}: {text}" if where else text)
     return InvalidRequest("; ".join(problems), param=param)
 
@@ -118,7 +121,7 @@ def install(app: FastAPI) -> None:
 
     async def on_validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return error_response(_validation_error(error), request.url.path)
+        return error_response(_validation_error(error, _body_fields(request)), request.url.path)
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -133,6 +136,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_tree)
+
+
+def _body_fields(request: Request) -> set[str]:
+    route = request.scope.get("route")
+    given = [each.field_info.annotation for each in route.dependant.body_params] if isinstance(route, APIRoute) else []
+    bodies = [each for each in given if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {name for body in bodies for name in body.model_fields}
 
 
 def _text_headers(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -37,7 +37,7 @@ async def test_every_line_is_answered_once_errors_too(serve: MakeClient, tmp_pat
     assert [found[f"r{i}"]["body"]["choices"][0]["text"] for i in range(20)] == [f"p{i}" for i in range(20)]
     assert found["r20"]["status_code"] == 400
     again = await run_batch(client.app, source, target, concurrency=4)  # type: ignore[attr-defined]
-    assert (again.done, again.before) == (0, 21)
+    assert (again.done, again.before, again.failed_before) == (0, 21, 1)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_an_interrupted_run_is_continued(serve: MakeClient, tmp_path: Path
     assert sorted(answers(target)) == [f"r{i}" for i in range(5)]
     with target.open("ab") as file:
         file.write(b'{"id": "cut in the mid')
-    assert recover(target) == {f"r{i}" for i in range(5)}
+    assert recover(target) == {f"r{i}": True for i in range(5)}
     client.core.script = lambda request, index: "done"  # type: ignore[attr-defined]
     counts = await run_batch(client.app, source, target, concurrency=6)  # type: ignore[attr-defined]
     assert (counts.before, counts.done) == (5, 1)

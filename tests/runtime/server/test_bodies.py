@@ -135,3 +135,21 @@ async def test_many_logprobs_are_put_into_shape_without_holding_up_others(serve:
     assert len(text.json()["choices"][0]["logprobs"]["tokens"]) == 500
     native = {"text": "a", "return_logprob": True, "top_logprobs_num": 2, "sampling_params": {"max_new_tokens": 500}}
     assert len((await client.post("/generate", json=native)).json()["meta_info"]["output_token_logprobs"]) == 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (CHAT, {"messages": HI, "temprature": 1}, "temprature: this server does not know the field; did you mean temp"),
+        (CHAT, {"messages": HI, "zzz": 1}, "zzz: this server does not know the field; remove it"),
+        (TEXT, {"prompt": "a", "max_completion_tokens": 1}, "did you mean min_tokens or max_tokens?"),
+        (CHAT, {"messages": HI, "temperature" * 1000: 1}, "does not know the field; remove it"),
+        ("/v1/messages", {"messages": HI, "max_tokens": 1, "max_token": 1}, "did you mean max_tokens?"),
+    ],
+)  # fmt: skip
+async def test_an_unknown_field_is_told_the_one_that_is_meant(
+    serve: MakeClient, path: str, body: dict[str, Any], said: str
+) -> None:
+    response = await serve().post(path, json=body)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglite.errors import InvalidRequest
+from sglite.runtime.async_engine import Engine
+from sglite.runtime.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_threads", 0, "at least 1, not 0"),
+        ("max_rows", -1, "at least 1, not -1"),
+        ("lease_s", -0.5, "at least 0, not -0.5"),
+        ("hold_s", float("nan"), "at least 0, not nan"),
+        ("memory_fraction", 1.5, "at most 1"),
+        ("max_rows", "8", "a whole number, not '8'"),
+        ("max_rows", 8.0, "a whole number, not 8.0"),
+        ("max_rows", True, "a whole number, not True"),
+        ("max_rows", None, "a whole number, not None"),
+        ("kv_memory", "4GB", "a number, not '4GB'"),
+        ("prefix_cache", 1, "true or false, not 1"),
+        ("model", 3, "a text, not 3"),
+        ("dtype", "fp32", "one of auto, float32, bfloat16, float16, int8, not 'fp32'"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(name: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} must be .*{said}") as caught:
+        EngineConfig(**{name: value})
+    assert caught.value.param == name
+
+
+def test_paths_and_numbers_of_other_libraries_are_taken() -> None:
+    config = EngineConfig(model=Path("some/where"), max_rows=np.int64(8), kv_memory=2)  # type: ignore[arg-type]
+    assert (config.model, config.max_rows, config.kv_memory) == (str(Path("some/where")), 8, 2)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("max_row", "max_rows"), ("mem_fracton_static", "mem_fraction_static")])
+def test_a_misspelled_option_is_told_the_right_one(written: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown option '{written}'; did you mean {meant}") as caught:
+        Engine(**{written: 1})
+    assert "known: access_log" in str(caught.value)
