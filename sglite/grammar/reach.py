@@ -1,7 +1,7 @@
 """How much text one more character may commit a value to: bounds for closing in time, read off the grammar's text.
 
 They err upwards: terminals under `&` and `~`, numbers left to the engine, and rules that count their parts (`name::_`,
-each part at most once) are given more than they need.
+each part at most once, or as often as a count asks for) are given more than they need.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ _NARROWED = 4  # bytes that an intersection may add to the shortest text of its 
 _ROUNDS = 64  # of the fixed point; grammars of schemas settle in as many rounds as rules nest without a choice
 _CAP = 1 << 20
 
+CONDITION = r"%if\s+\w+\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"  # on a rule's parameter
+_LEAST = re.compile(r"ge\([^()]*,(\d+)\)")
+
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*"i?)|(?P<regex>/(?:[^/\\]|\\.)+/[a-z]*)|(?P<json>%json\s)|(?P<condition>%if\s.*)"""
+    r"""\s*(?:(?P<string>"(?:[^"\\]|\\.)*"i?)|(?P<regex>/(?:[^/\\]|\\.)+/[a-z]*)|(?P<json>%json\s)|(?P<condition>"""
+    + CONDITION
+    + r""")"""
     r"""|(?P<name>[A-Za-z_]\w*(?:::(?:\w+(?:\([^)]*\))?))?)|(?P<count>\{\d*,?\d*\}|[?*+])|(?P<mark>[()|&~]))"""
 )
 
@@ -38,6 +43,7 @@ class _Choice:
 
     alternatives: list[list[_Part]]
     takes_all: bool = False  # a rule that counts its parts: the shortest way is taken to be all of them
+    times: int = 1  # ... so often
 
 
 @dataclass(slots=True)
@@ -64,6 +70,8 @@ def lark_reach(grammar: str) -> Reach:
             continue
         choice, terminal_reach = _Reader(body).read()
         choice.takes_all = found == "::_:"
+        if choice.takes_all and f"{name.strip()}::" in body:  # it comes again until the count is reached
+            choice.times = max((int(least) for least in _LEAST.findall(body)), default=1)
         rules[name.strip()] = choice
         inside = max(inside, terminal_reach)
     shortest = _shortest(rules)
@@ -93,7 +101,7 @@ def _shortest(rules: dict[str, _Choice]) -> dict[str, int]:
 
 def _choice_length(choice: _Choice, shortest: dict[str, int]) -> int:
     lengths = [sum(_length(part, shortest) for part in parts) for parts in choice.alternatives]
-    return min(_CAP, sum(n for n in lengths if n < _CAP) if choice.takes_all else min(lengths))
+    return min(_CAP, choice.times * sum(n for n in lengths if n < _CAP) if choice.takes_all else min(lengths))
 
 
 def _length(part: _Part, shortest: dict[str, int]) -> int:

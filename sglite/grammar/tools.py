@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from sglite.errors import GrammarError, InvalidGrammar, UnsupportedSchema
+from sglite.grammar.reach import CONDITION
 from sglite.grammar.residual.around import Around
 from sglite.grammar.residual.rules import ResidualRules, united
 from sglite.grammar.schema import prepare
@@ -210,7 +211,7 @@ def _schema_rule(
 
 _TOKEN = re.compile(
     r"""(?P<string>"(?:[^"\\\n]|\\.)*"i?)|(?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
-    r"""|(?P<parameter>::\w+(?:\([^)\n]*\))?)|(?P<condition>%if\s+\w+\([^)\n]*\))"""
+    r"""|(?P<parameter>::\w+(?:\([^)\n]*\))?)|(?P<condition>""" + CONDITION + r""")"""
     r"""|(?P<directive>%[a-z]+)|(?P<special><[^\s>]+>)|(?P<comment>//[^\n]*)|(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
 )

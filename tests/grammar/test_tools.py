@@ -140,7 +140,9 @@ def test_what_a_strict_tool_says_and_no_mask_carries_is_refused_with_its_place()
 
 
 OPEN = ToolCall(
-    "open", '{"type":"object","properties":{"a":{"type":"array","uniqueItems":true,"items":{"enum":[1,[2]]}}}}'
+    "open",
+    '{"type":"object","properties":{"a":{"type":"array","uniqueItems":true,"items":{"enum":[1,[2]]}},'
+    '"e":{"type":"array","uniqueItems":true,"items":{"enum":[1,2,"a","b"]},"contains":{"type":"integer"}}}}',
 )
 IDS = ToolCall(
     "ids",
@@ -164,6 +166,7 @@ def test_no_key_of_a_call_stands_twice_and_what_it_says_of_arrays_and_numbers_ho
         ("open", '{"b":1, "c":{"b":1}}', '{"b":1, "c":{"b":1}, "b":2}'),
         ("open", '{"b":[{"c":1},{"c":1}]}', '{"b":[{"c":1, "c":1}]}'),
         ("open", '{"a":[1, [2]]}', '{"a":[1, 1]}'),
+        ("open", '{"e":["a", 2]}', '{"e":["a", "b"]}'),
         ("ids", '{"u":[1, 2, 11]}', '{"u":[1, 2, 1]}'),
         ("ids", '{"n":1999966}', '{"n":1999967}'),
     ):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from sglite.grammar.schema.cases import ARRAY, Case, Conjunction, Contains, Gap
 from sglite.grammar.schema.distinct import finite_values, prefix_length
 from sglite.grammar.schema.grammar import Repeat, Rule, Symbol, Terminal
+from sglite.grammar.schema.order import satisfies
+from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.shapes import Unique
 from sglite.grammar.schema.values import Json
 
@@ -27,7 +29,7 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
         emitter.here.free |= case.max_items is None or case.max_items > 1
     elif case.max_items is None or case.max_items > 1:
         values = _finite_items(emitter, case)
-        if values is not None and not case.contains:
+        if values is not None and (not case.contains or _is_simple(case)):
             _distinct(emitter, rule, case, values)
             return
         gap, runs_out = _followed(emitter, case)
@@ -41,6 +43,9 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
         if _count_states(case) <= MAX_COUNT_STATES:
             _counted(emitter, rule, case)
             return
+        if _is_simple(case) and case.max_items is None and case.min_items <= case.contains[0].least:
+            _counted_by_parameter(emitter, rule, case)
+            return
         emitter.leave_out(case, "contains", "counting the matching items needs too many states")
     _plain(emitter, rule, case)
 
@@ -53,14 +58,16 @@ def _followed(emitter: Emitter, case: Case) -> tuple[str | None, bool]:
     assert case.unique is not None
     if case.unique[1] in emitter.not_followed:
         return _AMBIGUOUS, False
-    if case.contains:
-        return "beside contains it is not followed", False
+    if case.contains and not (_is_simple(case) and case.contains[0].least < 2 and case.contains[0].most is None):
+        return "beside such a contains it is not followed", False
     length = prefix_length(case)
     last = length if case.max_items is None else min(length, case.max_items - 1)
     places = [case.item_literals(index) for index in range(last + 1)]
     distinct = emitter.distinct
     if all(distinct.is_open(literals) for literals in places):
-        return None, False
+        return None, False  # as long as contains asks for an item, none like it was there
+    if case.contains:
+        return "beside contains, items that can run out are not followed", False
     if length or not distinct.can_be_followed(places[0]):
         return "it is not proven that an item once begun can still become a new one", False
     if distinct.count(places[0]) < case.min_items:
@@ -173,6 +180,30 @@ def _counted_items(case: Case, index: int, counts: tuple[int, ...]) -> list[tupl
     return [(tuple(dict.fromkeys(literals)), after) for literals, after in ways]
 
 
+def _is_simple(case: Case) -> bool:
+    """One contains, about all of the items, which have one rule."""
+    return len(case.contains) == 1 and case.contains[0].start == 0 and not prefix_length(case)
+
+
+def _counted_by_parameter(emitter: Emitter, rule: Rule, case: Case) -> None:
+    """The matching items are counted in the parameter of the rules: for counts that are too large to spell out."""
+    counted, grammar = case.contains[0], emitter.grammar
+    literals = case.item_literals(0)
+    bits = f"[0:{_cap(counted).bit_length() + 1}]"
+    enough = f"ge({bits},{counted.least})" if counted.least else ""
+    room = "" if counted.most is None else f"lt({bits},{counted.most})"
+    matching = emitter.item(None, tuple(dict.fromkeys((*literals, counted.item))))
+    # Without an upper bound, an item that matches and is not counted does no harm.
+    other = literals if counted.most is None else tuple(dict.fromkeys((*literals, ~counted.item)))
+    going = grammar.new_rule(parametric=True)
+    begin = grammar.new_rule(parametric=True)
+    grammar.add(rule, OPEN, Rule(begin.number, "0x0"))
+    for state, separator in ((begin, ()), (going, (emitter.item_separator,))):
+        grammar.add(state, CLOSE, condition=enough)
+        grammar.add(state, *separator, matching, Rule(going.number, f"incr({bits})"), condition=room)
+        grammar.add(state, *separator, emitter.item(None, other), Rule(going.number, "_"))
+
+
 # --- uniqueItems
 
 
@@ -183,6 +214,12 @@ def _finite_items(emitter: Emitter, case: Case) -> list[Json] | None:
 
 def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> None:
     """Each value at most once: bit i of the parameter says that value i was there."""
+    if case.contains:
+        try:
+            _distinct_counted(emitter, rule, case, values)
+            return
+        except PatternError as error:
+            emitter.leave_out(case, "contains", str(error))
     if case.min_items > len(values):
         return
     grammar = emitter.grammar
@@ -205,3 +242,37 @@ def _distinct(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> N
         grammar.add(item, spelled, Rule(more.number, f"set_bit({i})"), condition=f"bit_clear({i})")
     grammar.add(more, CLOSE, condition=f"bit_count_ge(_,{case.min_items})" if case.min_items > 1 else "")
     grammar.add(more, emitter.item_separator, Rule(item.number, "_"), condition=f"bit_count_lt(_,{most})")
+
+
+def _distinct_counted(emitter: Emitter, rule: Rule, case: Case, values: list[Json]) -> None:
+    """The same where a number of the items must be some of the values: these have the first bits. So many places are
+    kept for them that no array gets stuck."""
+    counted, grammar = case.contains[0], emitter.grammar
+    found = [(value, satisfies(emitter.expander.evaluator, counted.item, value)) for value in values]
+    wanted, others = [value for value, fits in found if fits], [value for value, fits in found if not fits]
+    most = len(values) if case.max_items is None else min(case.max_items, len(values))
+    room = min(len(wanted), len(wanted) if counted.most is None else counted.most, most)
+    others_room = min(len(others), most - counted.least)
+    if counted.least > room or case.min_items > min(most, room + others_room):
+        return
+    if case.min_items == 0 and counted.least == 0:
+        grammar.add(rule, OPEN, CLOSE)
+    first, rest = f"[0:{len(wanted)}]", f"[{len(wanted)}:{len(values)}]"
+    item, more = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
+    grammar.add(rule, OPEN, Rule(item.number, "0x0"))
+    rooms: list[str] = []
+    for part, bits, limit, offset in ((wanted, first, room, 0), (others, rest, others_room, len(wanted))):
+        if limit > 0:
+            rooms.append(f"bit_count_lt({bits},{limit})")
+        for i, value in enumerate(part if limit > 0 else (), offset):
+            spelled = grammar.new_rule()
+            emitter.constant(spelled, value)
+            free = f"and(bit_clear({i}),{rooms[-1]})"
+            grammar.add(item, spelled, Rule(more.number, f"set_bit({i})"), condition=free)
+    enough = f"bit_count_ge(_,{max(case.min_items, 1)})"
+    if counted.least:
+        enough = f"and({enough},bit_count_ge({first},{counted.least}))"
+    grammar.add(more, CLOSE, condition=enough)
+    space = rooms[0] if len(rooms) == 1 else f"or({rooms[0]},{rooms[1]})"
+    further = f"and(bit_count_lt(_,{most}),{space})"
+    grammar.add(more, emitter.item_separator, Rule(item.number, "_"), condition=further)

@@ -100,8 +100,24 @@ ANY_OR_PAIR: dict[str, Any] = {
     "uniqueItems": True,
     "minItems": 2,
 }
+SOME_OF_FEW: dict[str, Any] = {
+    "type": "array",
+    "items": {"enum": ["a", "b", "ab", 1, 11]},
+    "contains": {"type": "integer"},
+    "uniqueItems": True,
+    "minItems": 2,
+    "maxItems": 3,
+}
+SOME_OF_MANY: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "string"},
+    "contains": {"enum": ["ab", "b"]},
+    "uniqueItems": True,
+    "maxItems": 3,
+}
 KEYS = {
     "voices": VOICES,
+    "some of many": SOME_OF_MANY,
     "open": OPEN,
     "letters": LETTERS,
     "named": NAMED,
@@ -148,6 +164,12 @@ KEYS = {
         (VOICES, '[{"b":["a","b"]},{"b":["a","b"]}', False),
         (ANY_OR_PAIR, '["a",{"b":1},[],{"b":1,"c":1}]', True),
         (ANY_OR_PAIR, '["a",{"b":1},[],{"b":1}', False),
+        (SOME_OF_FEW, '["a",11]', True),
+        (SOME_OF_FEW, '["a","b","ab"]', False),
+        (SOME_OF_FEW, "[1,11,1]", False),
+        (SOME_OF_MANY, '["a","c","b"]', True),
+        (SOME_OF_MANY, '["ab","c","ab"]', False),
+        (SOME_OF_MANY, '["a","c","d"]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],

@@ -47,6 +47,16 @@ class ByteEngine:
                 return False
         return matcher.can_stop
 
+    def bytes_after(self, text: str) -> list[int]:
+        """The bytes that may follow a text that may begin a value."""
+        matcher: Matcher = self._grammar.exact_matcher()
+        if self.prepared.residual is not None:
+            matcher = WithResidual(matcher, Tracker(self.prepared.residual), _VOCAB)
+        data = list(text.encode())
+        assert matcher.accept(data) == len(data)
+        matcher.fill(self._row)
+        return [i for i in bitmask.ids(self._row).tolist() if i not in _VOCAB.stop_ids]
+
     def accepts(self, value: Any) -> bool:
         """The value in compact spelling, its keys put into schema order."""
         return self.accepts_text(compact(self.prepared.reorder(value)))

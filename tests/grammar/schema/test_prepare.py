@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar, UnsupportedSchema
 from sglite.grammar.schema import prepare
@@ -27,6 +29,11 @@ def accepts(schema: Any, *values: Any) -> list[bool]:
         ({"type": "number", "minimum": 4}, [4, 4.1], [3.9]),
         ({"type": "number", "minimum": -0.5, "maximum": 0.5}, [-0.4, 0], [-0.6, 0.51]),
         ({"type": "integer", "minimum": 2**63 - 1, "maximum": 2**64 + 1}, [2**63, 2**64 + 1], [2**63 - 2, 2**64 + 2]),
+        (
+            {"type": "array", "contains": {"type": "integer"}, "minContains": 90, "maxContains": 120},
+            [[1] * 90, ["a", *[1] * 120, "b"]],
+            [[], [1] * 89, ["a"] * 100, [1] * 121],
+        ),
         ({"multipleOf": 0.01}, [1.25, 3], [1.255]),
         ({"enum": ["北京", 'a"b']}, ["北京", 'a"b'], ["x"]),
         ({"format": "date"}, ["2024-02-29", "0001-01-01"], ["2023-02-29", "2024-02-30", "0000-01-01", "0000-02-29"]),
@@ -94,13 +101,35 @@ def test_what_cannot_be_enforced_is_refused_with_its_pointer():
 
 
 def test_validate_masks_the_rest_and_validates_afterwards():
-    schema = {"type": "array", "items": {"type": "string"}, "contains": {"minLength": 1}, "uniqueItems": True}
+    strings = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {**strings, "contains": {"minLength": 1}, "minContains": 2}
     prepared = prepare(json.dumps(schema), on_unsupported="validate")
     assert not prepared.coverage.exact
     assert [i.keyword for i in prepared.coverage.items if i.status == "validated"] == ["uniqueItems"]
     assert ByteEngine(prepared).accepts_text('["a","a"]')
     assert "twice" in (prepared.validate('["a","a"]') or "")
     assert prepared.validate('["a","b"]') is None
+
+
+@pytest.mark.parametrize("most", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_values_that_are_counted_and_stand_once_never_get_stuck(most, seed):
+    schema = {
+        "type": "array",
+        "items": {"enum": ["a", "b", True, 1, 3]},
+        "contains": {"type": "integer"},
+        "uniqueItems": True,
+        "minContains": 2,
+        "minItems": 2,
+        "maxItems": most,
+    }
+    engine, rng, text = ByteEngine(prepare(json.dumps(schema))), random.Random(seed), ""
+    for _ in range(60):
+        following = engine.bytes_after(text)
+        if not following:
+            break
+        text += chr(rng.choice(following))
+    assert Draft202012Validator(schema).is_valid(json.loads(text)), text
 
 
 @pytest.mark.parametrize("text", ["[", "3", '{"type": "strin"}', '{"a": NaN}', '{"type": "string", "type": "null"}'])
