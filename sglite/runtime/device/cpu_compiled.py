@@ -16,7 +16,7 @@ from sglite.runtime.device.cpu_kernels import kernels, layout
 from sglite.runtime.device.cpu_kernels.vectors import PANEL
 
 _SPAN_BYTES = 64 << 10  # of weights that a thread takes at a time
-_MAX_CONTEXT = 1 << 20  # tokens; a thread's scratch has room for that many scores, of memory that is never touched
+_MAX_CONTEXT = 1 << 23  # tokens; a thread's scratch has room for that many scores, of memory that is never touched
 
 
 class Helpers:
@@ -182,9 +182,9 @@ class CompiledAttention:
     def plan(self, batch: ForwardBatch) -> None:
         shape, plan, size = self._shape, batch.batch, self._cache.page_size
         table = batch.host_page_table
-        assert table.shape[1] * size <= _MAX_CONTEXT
         rows = np.ascontiguousarray(np.repeat(plan.rows, plan.num_new), np.int32)
         positions = np.ascontiguousarray(batch.positions.numpy(), np.int32)
+        assert positions.max(initial=0) < _MAX_CONTEXT, "a text of 8 million tokens"
         slots = np.ascontiguousarray(batch.slots.numpy(), np.int32)
         self._kept = (rows, positions, slots, table)
         self._plan[:] = (

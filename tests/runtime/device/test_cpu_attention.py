@@ -184,3 +184,16 @@ def test_parts_have_little_padding_and_a_bounded_size() -> None:
     for span in spans:
         part = lengths[span]
         assert len(part) == 1 or int(part[-1]) * len(part) <= 4000
+
+
+def test_a_page_table_may_have_room_for_millions_of_tokens() -> None:
+    """As where a model's config.json promises four million; what a row really has is bounded by its pages."""
+    device = CpuDevice(num_threads=1)
+    table = np.zeros((1, 4 << 20), np.int32)
+    tables = RowTables(table, torch.from_numpy(table), torch.zeros(1, dtype=torch.int32), 1)
+    inputs = device.prepare(make_batch([Part(0, 0, [0])]), tables)
+    attention = device.make_attention(SHAPE, device.make_kv_cache(SHAPE, num_pages=4, page_size=1))
+    attention.plan(inputs)
+    qkv = torch.ones(1, (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim)
+    out = attention.attend(AttentionLayer(0, None, torch.rand(8, SHAPE.head_dim)), qkv, inputs)
+    assert torch.equal(out, torch.ones_like(out))
