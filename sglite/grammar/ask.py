@@ -30,14 +30,16 @@ FillNative = Callable[[list[tuple[LLGuidanceMatcher, int]], Bitmask], None]
 
 
 class Ask:
-    """One mask that is being made. `row` None once it is done: it could not be; whoever asks again is told why."""
+    """One mask that is being made, and what is forced there where that is not known either. `row` None once it is done:
+    it could not be; whoever asks again is told why."""
 
-    __slots__ = ("at", "done", "matcher", "row")
+    __slots__ = ("at", "done", "forced", "matcher", "row")
 
     def __init__(self, matcher: FollowedMatcher | LLGuidanceMatcher, at: int) -> None:
         self.matcher = matcher
         self.at = at  # tokens that an engine's matcher had taken
         self.row: Bitmask | None = None
+        self.forced: tuple[int, ...] | None = None
         self.done = False
 
 
@@ -100,7 +102,7 @@ class Asks:
             if ask.done and isinstance(ask.matcher, FollowedMatcher):
                 del self._open[key]
                 if ask.row is not None:
-                    ask.matcher.learn(ask.row)
+                    ask.matcher.learn(ask.row, ask.forced)
 
     def _answer(self, asks: list[Ask]) -> None:
         try:
@@ -130,6 +132,8 @@ class Asks:
         for (ask, own), row in zip(ready, rows, strict=True):
             try:
                 own.finish_fill(row)
+                if isinstance(ask.matcher, FollowedMatcher) and ask.matcher.asks_forced:
+                    ask.forced = tuple(own.forced())
             except GrammarViolation:
                 continue
             ask.row = row

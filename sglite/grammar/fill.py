@@ -42,6 +42,7 @@ class BatchFiller:
     def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
         self._asks = Asks(self._fill_native)
+        self._asking = False  # the caller goes on while masks are made
         self._rows = np.empty((0, 0), np.int32)  # where masks are made that will be shared
 
     def fill(self, matchers: Sequence[Matcher], rows: Sequence[int], bitmask: Bitmask) -> dict[int, Exception]:
@@ -82,6 +83,7 @@ class BatchFiller:
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
 
     def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
+        self._asking = True
         return self._asks.begin([_base(matcher) for matcher in matchers])
 
     def wait(self, asked: Iterable[Ask], seconds: float) -> None:
@@ -158,7 +160,7 @@ class BatchFiller:
                     native.append((i, own, token_id))
                     verdicts.append(REFUSED)
                 else:
-                    verdicts.append(_ahead(matcher) if taken or matcher.accept((token_id,)) else REFUSED)
+                    verdicts.append(self._ahead(matcher) if taken or matcher.accept((token_id,)) else REFUSED)
             except GrammarViolation:  # the engine came to a limit: this one ends, the others go on
                 verdicts.append(REFUSED)
         if native:
@@ -176,13 +178,13 @@ class BatchFiller:
             matcher = matchers[i]
             if type(matcher) is FollowedMatcher:
                 matcher.took(token_id)
-            verdicts[i] = _ahead(own)
+            verdicts[i] = self._ahead(own)
 
-
-def _ahead(matcher: Matcher) -> int:
-    if type(matcher) is FollowedMatcher:
-        return matcher.ahead
-    return OVER if matcher.finished else len(matcher.forced())
+    def _ahead(self, matcher: Matcher) -> int:
+        if type(matcher) is FollowedMatcher:
+            # What is forced is asked with the mask, in another thread; until then its tokens are drawn like others.
+            return 0 if self._asking and matcher.asks_forced else matcher.ahead
+        return OVER if matcher.finished else len(matcher.forced())
 
 
 def _native_of(matcher: Matcher, token_id: int) -> LLGuidanceMatcher | None:

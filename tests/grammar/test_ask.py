@@ -139,3 +139,18 @@ def test_a_matcher_that_fails_is_told_by_fill(compiler: GrammarCompiler) -> None
     masks, failures = compiler.filler.shared([good])
     assert not failures
     assert masks[0] is not None
+
+
+def test_what_is_forced_is_told_with_the_mask_and_not_before(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_now(spec.json_schema(SCHEMAS["short strings"] | {"description": "forced text"}))
+    matcher = grammar.matcher()
+    assert isinstance(matcher, FollowedMatcher)
+    compiler.filler.wait(compiler.filler.begin([matcher]).values(), 10.0)
+    start = compiler.vocab.encode('{"name":"a"')
+    assert matcher.accept(start[:-1]) == len(start) - 1
+    assert compiler.filler.advance([matcher], start[-1:]) == [0]
+    asked = compiler.filler.begin([matcher])
+    compiler.filler.wait(asked.values(), 10.0)
+    assert matcher.state is not None
+    assert matcher.state.said.forced == tuple(matcher.exact.forced())
+    assert matcher.ahead > 0

@@ -236,10 +236,17 @@ class FollowedMatcher:
             return None
         return automaton.stop_mask if self._num_stops else automaton.mask(self.state)
 
-    def learn(self, row: Bitmask) -> SharedMask | None:
-        """`row` holds what the engine's matcher says here."""
+    @property
+    def asks_forced(self) -> bool:
+        """An engine has to tell what is forced here."""
+        return self.state is not None and not self._num_stops and self.state.said.ahead is None
+
+    def learn(self, row: Bitmask, forced: tuple[int, ...] | None = None) -> SharedMask | None:
+        """`row` holds what the engine's matcher says here, `forced` what is forced where that was asked too."""
         if self._automaton is None or self.state is None or self._num_stops:
             return None
+        if forced is not None:
+            self.state.said.forced, self.state.said.ahead = forced, len(forced)
         return self._automaton.learn(self.state, row.copy())
 
     def took(self, token_id: int) -> None:
