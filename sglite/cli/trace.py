@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 import sglite
-from sglite.cli.run import run_file
+from sglite.cli.run import checked_file, run_file
 from sglite.errors import InvalidRequest
 from sglite.lang.config import global_config
 from sglite.lang.timeline import write_timelines
@@ -26,9 +26,7 @@ def command(
     device: str = typer.Option("auto", "--device", help="'cpu', 'cuda' or 'auto'."),
 ) -> None:
     """Run a program file and show what happened when."""
-    path = Path(file)
-    if not path.is_file():
-        raise InvalidRequest(f"{file} is not a file")
+    path = checked_file(file)
     if Path(out).suffix not in (".html", ".json"):
         raise InvalidRequest(f"--out {out}: the name must end with .html, .json or .trace.json")
     timelines = global_config.timelines = []

@@ -133,3 +133,45 @@ def test_a_program_file_is_traced(program_file: str, tmp_path: Path, capsys: pyt
     assert run("trace", program_file, "--out", str(out)) == 0
     assert "timeline of 1 run:" in capsys.readouterr().err
     assert json.loads(out.read_text())["name"] == "f"
+
+
+@pytest.mark.parametrize("command", ["run", "trace"])
+def test_an_error_of_the_users_file_is_shown_without_our_frames(
+    command: str, program_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(program_file).parent)  # where trace writes
+    Path(program_file).write_text(
+        "import sglite as sgl\n@sgl.function\ndef f(s):\n    s += 'a'\n    s['x'] = 1 / 0\n\n"
+        "def main():\n    f.run()\n\nmain()\n"
+    )
+    assert run(command, program_file) == 1
+    said = capsys.readouterr().err
+    assert "s['x'] = 1 / 0" in said
+    assert "line 8, in main\n    f.run()" in said
+    assert "ProgramError: program f, step 0: ZeroDivisionError: division by zero" in said
+    assert not any(hidden in said for hidden in ("typer", "runpy", "sglite/cli", "sglite/lang"))
+
+
+def test_an_error_of_a_call_ends_with_the_line_of_the_call(
+    program_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(program_file).write_text("import sglite as sgl\n\nsgl.gen('x', schema=3)\n")
+    assert run("run", program_file) == 1
+    frames = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  File")]
+    assert frames == [f'  File "{program_file}", line 3, in <module>']
+
+
+def test_a_file_that_is_not_python_is_told_before_a_model_is_loaded(
+    program_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sgl, "Engine", None)
+    Path(program_file).write_text("def f(:\n")
+    assert run("run", program_file) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f'  File "{program_file}", line 1')
+    assert said.endswith("SyntaxError: invalid syntax\n")
+
+
+def test_a_file_may_end_with_a_status_of_its_own(program_file: str) -> None:
+    Path(program_file).write_text("import sys\nsys.exit(7)\n")
+    assert run("run", program_file) == 7
