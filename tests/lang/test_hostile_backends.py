@@ -161,6 +161,33 @@ def test_a_server_that_says_nonsense_of_its_model_is_refused(serve: Serve, info:
         sgl.RuntimeEndpoint(url)
 
 
+PAGE = "<!DOCTYPE HTML>\n<html><head><title>Error\n response</title></head><body><p>File not found.</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Response(PAGE, 404), Response(PAGE, 200), JSONResponse({"detail": "Not Found"}, 404), Response("", 302)],
+    ids=["page", "200", "json", "elsewhere"],
+)
+def test_another_kind_of_server_is_told_with_what_to_do(serve: Serve, answer: Response) -> None:
+    async def tell(request: Request) -> Response:
+        return answer
+
+    url = serve(Starlette(routes=[Route("/{path:path}", tell)]))
+    with pytest.raises(BackendError, match="is neither an sglite nor an SGLang server") as caught:
+        sgl.RuntimeEndpoint(url + "/v1/")
+    message = str(caught.value)
+    assert message.startswith(url + "/v1 is")
+    assert "sglite.OpenAI(" in message
+    assert "<" not in message
+
+
+def test_a_page_instead_of_an_answer_is_shown_by_its_title(serve: Serve) -> None:
+    for status, match in ((200, "not JSON: an HTML page, 'Error response'"), (502, "502: an HTML page, 'Error resp")):
+        refused(endpoint(serve, Response(PAGE, status)), stream=False, match=match)
+        refused(openai(serve, Response(PAGE, status)), stream=False, match=match)
+
+
 def test_a_closed_backend_says_so(serve: Serve) -> None:
     backend = endpoint(serve, JSONResponse(piece("a", STOP)))
     assert program.run(backend=backend)["a"] == "a"

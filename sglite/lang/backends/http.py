@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -25,6 +26,16 @@ CLOSE_S = 1.0  # for what is under way when a backend is closed
 
 class Unreachable(BackendError):
     """The connection failed or broke: nothing was said."""
+
+
+class NotThisApi(BackendError):
+    """Something answers, and not as a server of this API does."""
+
+
+_ANSWERS = (200, 401, 403, 429)  # below 500, what a server of the right kind says to a question for its model
+
+_PAGE = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -61,11 +72,14 @@ class Http:
         self._finalizer()
 
     def get_now(self, path: str) -> Any:
-        """Without an event loop. Raises BackendError and what the remote says."""
+        """Without an event loop. Raises NotThisApi, BackendError and what the remote says."""
         try:
             answer = httpx.get(self.base_url + path, headers=self._headers, timeout=self._timeout, verify=self._verify)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        if answer.status_code < 500 and (answer.status_code not in _ANSWERS or _page(answer.content)):
+            said = f"{answer.status_code} {answer.reason_phrase}".strip()
+            raise NotThisApi(f"GET {path} was answered with {said}: {_shown(answer.content)}")
         return _checked(answer, answer.content)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -196,8 +210,7 @@ def _parsed(content: bytes | str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        shown = content[:MAX_ERROR_CHARS]
-        raise BackendError(f"the backend's answer is not JSON: {shown!r}") from error
+        raise BackendError(f"the backend's answer is not JSON: {_shown(content)}") from error
 
 
 def _good(body: Any) -> Any:
@@ -215,8 +228,30 @@ def _checked(answer: httpx.Response, content: bytes) -> Any:
     try:
         body = json.loads(content) if content else None
     except (ValueError, RecursionError):
-        body = content.decode(errors="replace")
+        body = _shown(content)
     given = answer.headers.get("retry-after", "")
     retry_after = float(given) if given.replace(".", "", 1).isdigit() else 1.0
     error = body.get("error", body) if isinstance(body, dict) else body
     raise error_of(error, status=answer.status_code, retry_after=retry_after)
+
+
+def _shown(content: bytes | str) -> str:
+    """What to show of an answer that is not JSON: a page of a proxy or of another server by its title."""
+    page = _page(content)
+    if page is not None:
+        title = _TITLE.search(page)
+        return f"an HTML page, {' '.join(title[1].split())!r}" if title else "an HTML page"
+    text = _text(content) or "nothing"
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."
+
+
+def _page(content: bytes | str) -> str | None:
+    """The text where it is HTML."""
+    text = _text(content)
+    return text if _PAGE.search(text) else None
+
+
+def _text(content: bytes | str) -> str:
+    """As much of it as is looked at."""
+    head = content[: 8 * MAX_ERROR_CHARS]
+    return (head if isinstance(head, str) else head.decode(errors="replace")).strip()

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from sglite.errors import BackendError, InvalidRequest
-from sglite.lang.backends.http import Http, known_shape
+from sglite.lang.backends.http import Http, NotThisApi, known_shape
 from sglite.lang.backends.sessions import ServerSessions
 from sglite.protocol import (
     Coverage,
@@ -67,6 +67,17 @@ _NAMES = {
 }
 
 
+def _model_info(http: Http) -> Any:
+    try:
+        return http.get_now("/get_model_info")
+    except NotThisApi as error:
+        raise NotThisApi(
+            f"{http.base_url} is neither an sglite nor an SGLang server: {error}. Give the address that `sglite serve` "
+            "listens at, with no path behind it: http://127.0.0.1:30000. For another server with OpenAI's API there is "
+            "sglite.OpenAI(MODEL, base_url=...)"
+        ) from error
+
+
 class RuntimeEndpoint:
     """Satisfies `sglite.lang.client.Client`. Raises BackendError when the server does not answer.
 
@@ -88,7 +99,7 @@ class RuntimeEndpoint:
                 "the chat template comes with the tokenizer: give tokenizer=FOLDER", param="chat_template_name"
             )
         self._http = Http(base_url, api_key=api_key, timeout_s=timeout_s, verify=True if verify is None else verify)
-        info = self._http.get_now("/get_model_info")
+        info = _model_info(self._http)
         with known_shape():
             self._is_sglite = self.shares_prompts = info.get("server") == "sglite"
             self.model_info = ModelInfo(
