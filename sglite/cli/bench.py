@@ -96,14 +96,15 @@ def structured(
         chosen = [known[way] for way in ways.split(",")]
         names = [name for name in cases.split(",") if name]
         report = bench.run(engine, names, chosen, repeat=repeat, note=lambda text: print(text, flush=True)).as_json()
-        if bystander:
-            alone, with_others = beside.run(engine, streams=streams, arrivals=32, tokens=400)
-            report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
-            print("bystander, ms between tokens:", report["bystander"], flush=True)
         if real:
             found = texts.validity(engine, prompts=4, max_tokens=250)
             report["validity"] = {name: vars(one) for name, one in found.items()}
             print("validity:", report["validity"], flush=True)
+    if bystander:
+        with Engine(config=config, process=True) as engine:  # as a server has it: clients compute elsewhere
+            alone, with_others = beside.run(engine, streams=streams, arrivals=32, tokens=400)
+        report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
+        print("bystander, ms between tokens:", report["bystander"], flush=True)
     if real:
         lookups = texts.lookups(config, [1, 64], drafts=8, repeat=repeat)
         report["lookup"] = [{**vars(one), "ratio": one.ratio} for one in lookups]

@@ -1,7 +1,7 @@
 """What a step of constrained rows costs the host: tokens shown to the matchers, ends and forced text looked for, masks
 made or found. No model: rows draw at random among what their masks allow.
 
-    python -m tests.bench.constrained_step TOKENIZER_FOLDER [--rows 256] [--steps 200] [--schema json] [--threads 1]
+    python -m tests.bench.constrained_step TOKENIZER_FOLDER [--rows 256] [--steps 200] [--schema json] [--asks]
 
 Prints microseconds per row and step, of a first pass over new prompts and of a second with the memory warm from it.
 """
@@ -29,7 +29,9 @@ def drawn(rng: np.random.Generator, ids: np.ndarray, words: np.ndarray, odd: flo
     return int(ids[rng.integers(len(ids))])
 
 
-def walk(compiler: GrammarCompiler, schema: Any, *, rows: int, steps: int, seed: int, jump: bool) -> Counter[str]:
+def walk(
+    compiler: GrammarCompiler, schema: Any, *, rows: int, steps: int, seed: int, jump: bool, asks: bool
+) -> Counter[str]:
     grammar = compiler.compile_now(spec.json_schema(schema))
     matchers = [grammar.matcher() for _ in range(rows)]
     rng = np.random.default_rng(seed)
@@ -37,6 +39,13 @@ def walk(compiler: GrammarCompiler, schema: Any, *, rows: int, steps: int, seed:
     ids_of: dict[int, tuple[Any, np.ndarray]] = {}
     buffer = bitmask.empty(compiler.vocab.size, rows)
     for _ in range(steps):
+        if asks:
+            began = time.perf_counter()
+            asked = compiler.filler.begin(matchers)
+            cost["asked"] += len({id(ask) for ask in asked.values()})
+            cost["late rows"] += len(asked)
+            cost["masks"] += time.perf_counter() - began
+            compiler.filler.wait(asked.values(), 60.0)
         began = time.perf_counter()
         masks, failures = compiler.filler.shared(matchers)
         assert not failures
@@ -78,13 +87,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--schema", default="")
     parser.add_argument("--jump", action="store_true")
+    parser.add_argument("--asks", action="store_true", help="Masks are made in other threads; waiting is not counted.")
     given = parser.parse_args()
     schema = json.loads(Path(given.schema).read_text()) if given.schema else SCHEMA
     tokenizer = Tokenizer.from_folder(given.tokenizer)
     vocab = Vocab.of(tokenizer)
     compiler = GrammarCompiler(vocab, CompilerConfig(isolate=False, fill_threads=given.threads))
     for seed in range(3):
-        cost = walk(compiler, schema, rows=given.rows, steps=given.steps, seed=seed, jump=given.jump)
+        cost = walk(compiler, schema, rows=given.rows, steps=given.steps, seed=seed, jump=given.jump, asks=given.asks)
         print(f"pass {seed}:", {name: round(value, 2) for name, value in sorted(cost.items())})
 
 

@@ -17,7 +17,7 @@ import weakref
 
 import numpy as np
 
-from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates
+from sglite.grammar.automaton.positions import Frame, Machine, NotRead, Position, TooManyStates, Way
 from sglite.grammar.automaton.regex import NotTold, Regex
 from sglite.grammar.automaton.state import Inside, InsideSaid, MaskShelf, Said, State
 from sglite.grammar.automaton.strings import NO_BOUND, StringTables
@@ -91,7 +91,7 @@ class Automaton:
         self._forced_parts = {part for part, left in self._left_of.items() if left.first.bit_count() == 1}
         self._by_position: dict[Position, State | None] = {}  # None: text is forced there
         self._by_forced: dict[tuple[object, ...], State] = {}
-        self._forced_bytes: dict[Position, bytes] = {}
+        self._forced_bytes: dict[Position | frozenset[Way], bytes] = {}
         self._insides: dict[tuple[Frame | None, Regex], Inside] = {}
         self._said: dict[object, Said] = {}
         self._said_inside: dict[tuple[Frame | None, Regex], InsideSaid] = {}
@@ -206,10 +206,15 @@ class Automaton:
         """The forced text; empty where it is too long to be looked at or takes too long to tell."""
         data = self._forced_bytes.get(position)
         if data is None:
-            try:
-                data = self._read_forced(position)
-            except NotTold:
-                data = b""
+            alike = self.machine.usual(position)
+            data = self._forced_bytes.get(alike)
+            if data is None:
+                try:
+                    data = self._read_forced(position)
+                except NotTold:
+                    data = b""
+                if 0 < len(data) < self.vocab.longest:  # where it ends is within a token's reach
+                    self._forced_bytes[alike] = data
             self._forced_bytes[position] = data
         return data
 
