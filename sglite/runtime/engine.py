@@ -301,7 +301,7 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_step(step, error, following)
             return
-        self._apply(step, result)
+        self._apply(step, result, following)
 
     # -- its phases
 
@@ -346,11 +346,11 @@ class EngineCore:
         self.metrics.step_s += now - self._counted
         self._counted = now
 
-    def _apply(self, step: Step, result: StepResult) -> None:
+    def _apply(self, step: Step, result: StepResult, following: Step | None = None) -> None:
         self._count_time()  # requests that end here tell how long their steps took
         began = time.perf_counter()
         self._failed_in_a_row = 0
-        self._outputs.apply(step, result)
+        self._outputs.apply(step, result, following)
         self.metrics.apply_s += time.perf_counter() - began
 
     def _fill(self, step: Step, over: Callable[[], bool] | None = None) -> None:

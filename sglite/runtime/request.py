@@ -96,6 +96,7 @@ class Request:
     row: int = -1  # a waiting request may have one reserved (continue_from)
     prefix: Prefix | None = None  # locked
     num_ahead: int = 0  # samples under way whose tokens are known already (forced): their results are dropped
+    assumed: int = 0  # tokens of its row that a step under way has yet to confirm
     sequence: int = 0  # order of arrival in the scheduler
     cached_hint: int = 0  # tokens that were in the cache when it came
     access: Entry | None = None  # in the log of the prefix cache, where one is kept

@@ -21,6 +21,7 @@ from sglite.runtime.cache.access_log import AccessLog
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Moment, Request, RequestStatus
+from sglite.runtime.scheduler.heals import Heals
 from sglite.runtime.scheduler.held import HeldRows
 from sglite.runtime.scheduler.policy import WaitingList
 from sglite.runtime.scheduler.rows import RowTable, RowView
@@ -48,9 +49,11 @@ class Admission:
         held: HeldRows,
         metrics: Metrics,
         clock: Callable[[], float],
+        heals: Heals,
         log: AccessLog | None,
     ) -> None:
         self._log = log
+        self._heals = heals
         self._cache = cache
         self._table = table
         self._running = running
@@ -78,13 +81,14 @@ class Admission:
                 self._finish_at_once(request, prefix)
                 admitted.over.append(request)
                 continue
-            if not self._place(request, prefix, now):
+            drafts = int(self._heals.drafts(request))
+            if not self._place(request, prefix, now, drafts=drafts):
                 self._cache.release(prefix)
                 if not self._leaves_leases(request, now):
                     break
                 held_up = True  # by older programs: who belongs to none is not
                 continue
-            new = min(budget, first_tokens(request, prefix.length))
+            new = self._draft_boundary(request, prefix, budget, drafts)
             budget -= new
             admitted.requests.append(request)
             admitted.new.append(new)
@@ -118,10 +122,18 @@ class Admission:
         common -= common % self._table.page_size
         return common > max(prefix.length, int(self._table.computed[other.row]))
 
-    def _place(self, request: Request, prefix: Prefix, now: float) -> bool:
-        """A row and all pages of the known tokens. False (nothing changed) without room."""
+    def _draft_boundary(self, request: Request, prefix: Prefix, budget: int, drafts: int) -> int:
+        """New tokens of a request that got its row, with the draft of its boundary where all fits in this step."""
+        wanted = first_tokens(request, prefix.length)
+        if drafts and wanted + drafts <= budget and request.completion is not None:
+            self._table.draft(request, np.array([request.completion.healed_token], np.int32), assume=True)
+            return wanted + drafts
+        return min(budget, wanted)
+
+    def _place(self, request: Request, prefix: Prefix, now: float, *, drafts: int = 0) -> bool:
+        """A row and all pages of the known tokens, and of so many drafts. False (nothing changed) without room."""
         page = self._table.page_size
-        needed = -(-min(request.end, request.num_tokens) // page) - prefix.length // page
+        needed = -(-(min(request.end, request.num_tokens) + drafts) // page) - prefix.length // page
         if len(self._running):
             growth = -(-_HEADROOM_TOKENS // page) * len(self._running)
             if self._cache.available - needed < min(growth, self._cache.num_pages // 4):

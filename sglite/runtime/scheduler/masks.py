@@ -96,6 +96,7 @@ class MaskFiller:
         self._memory.now += 1
         places = (np.cumsum(batch.num_logits) - 1).tolist()  # of each row's last draw
         drafts = batch.num_drafts.tolist()
+        healed = set(step.assumed)
         shared: list[tuple[int, int, SharedMask]] = []  # (row of the buffer, place of the draw, mask)
         bound: list[Bound] = []
         for i, slot in step.masked:
@@ -105,6 +106,9 @@ class MaskFiller:
             elif request.num_ahead:  # forced: the token is in the request already, and nothing else may be drawn
                 token_id = int(request.ids[request.num_prompt + int(batch.output_index[i])])
                 shared.append((slot, places[i], self._only(token_id, buffer)))
+            elif i in healed:  # behind the boundary everything is legal
+                batch.mask_slots[places[i]] = NO_MASK
+                bound.append((i, slot, places[i] - drafts[i], request))
             elif drafts[i]:
                 rows = buffer[slot : slot + 1 + drafts[i]]
                 if request.matcher is None:

@@ -94,11 +94,12 @@ class OutputProcessor:
 
     # -- the result of a step
 
-    def apply(self, step: Step, result: StepResult) -> None:
+    def apply(self, step: Step, result: StepResult, following: Step | None = None) -> None:
+        """`following` is on the device behind it."""
         self._jumping.clear()
         others, accepted = self._take_plain(step, result)
         for i in others:
-            self._take_drawn(step, result, i, accepted.get(i))
+            self._take_drawn(step, result, i, accepted.get(i), following)
         for i in step.targets:
             request = step.requests[i]
             if not request.finished and request not in step.dropped:
@@ -226,7 +227,9 @@ class OutputProcessor:
             self.fail(request, _request_error(error))
             return REFUSED
 
-    def _take_drawn(self, step: Step, result: StepResult, i: int, accepted: bool | None) -> None:
+    def _take_drawn(
+        self, step: Step, result: StepResult, i: int, accepted: bool | None, following: Step | None
+    ) -> None:
         """What row i of the batch drew, whatever has become of its request. `accepted`: what its matcher said to the
         token already."""
         request, batch = step.requests[i], step.batch
@@ -248,10 +251,13 @@ class OutputProcessor:
         if i in result.chosen_logprobs:
             keep_logprobs(request, result, i, count)
         if request.status is RequestStatus.RUNNING:
-            self._table.settle(request)
+            self._table.confirm(request)
             self._table.in_flight[request.row] -= 1
             drafts = int(batch.num_drafts[i])
-            if drafts:
+            if i in step.assumed:
+                if count <= drafts and self._table.rewind(request) and following is not None:
+                    following.dropped.add(request)
+            elif drafts:
                 self._count_drafts(request, drafts, count - 1)
                 self._table.computed[request.row] -= drafts - (count - 1)
         jump = i in self._jumping or (
@@ -326,10 +332,13 @@ class OutputProcessor:
         assert completion is not None
         request.append(token_id)
         self._metrics.completion_tokens += 1
-        if completion.healed_token >= 0 and request.num_output == 1 and token_id != completion.healed_token:
-            source = request.job.source  # it says more than the prompt did, so it counts
-            if isinstance(source, GenerateRequest) and source.sampling_params.max_tokens is not None:
-                request.limit -= 1
+        if completion.healed_token >= 0 and request.num_output == 1:
+            self._scheduler.heals.saw(again=token_id == completion.healed_token)
+            source = request.job.source
+            if token_id == completion.healed_token:
+                pass
+            elif isinstance(source, GenerateRequest) and source.sampling_params.max_tokens is not None:
+                request.limit -= 1  # it says more than the prompt did, so it counts
                 request.end = request.limit - 1
         matcher = request.matcher
         stops = token_id in completion.stop_ids

@@ -60,6 +60,7 @@ class Step:
     masked: list[tuple[int, int]]  # (batch index, first mask slot) of rows whose draws need masks, one each
     targets: dict[int, tuple[int, int]] = field(default_factory=dict)  # batch index -> [lo, hi) of its Targets
     ended: list[int] = field(default_factory=list)  # batch indices of rows that only compute and are through
+    assumed: list[int] = field(default_factory=list)  # batch indices of rows whose draft counts as confirmed till then
     dropped: set[Request] = field(default_factory=set)  # computed from wrong KV: their results count for nothing
     late: list[int] = field(default_factory=list)  # batch indices of rows without their mask: what they draw is dropped
 
@@ -131,6 +132,7 @@ class RowTable:
         """`request` becomes the tenant of request.row, with these pages from position 0 on."""
         row, completion = request.row, request.completion
         self._loads += 1
+        request.assumed = 0
         self.tokens[row, : request.num_tokens] = request.tokens
         request.ids = self.tokens[row]
         self.pages[row, : len(pages)] = pages
@@ -167,11 +169,12 @@ class RowTable:
 
     def settle(self, request: Request) -> None:
         """The opposite: what `advance` added is counted by the request too."""
-        request.num_tokens = int(self.length[request.row])
+        request.num_tokens = int(self.length[request.row]) - request.assumed
 
     def leave(self, request: Request) -> None:
         """The request keeps its tokens when its row goes to someone else."""
         self.settle(request)
+        request.assumed = 0
         request.ids = request.tokens.copy()
         self.tenant[request.row] = 0
 
@@ -207,11 +210,30 @@ class RowTable:
         self.numbers[places] = numbers
         return ahead
 
-    def draft(self, request: Request, drafts: IntArray) -> None:
-        """Tokens to verify in the next step, behind those that a row knows; none may be in flight."""
+    def draft(self, request: Request, drafts: IntArray, *, assume: bool = False) -> None:
+        """Tokens to verify in the next step, behind those that a row knows; none may be in flight. `assume`: from that
+        step on they count as tokens of the row, until `confirm`."""
         at = int(self.length[request.row])
         self.tokens[request.row, at : at + len(drafts)] = drafts
         self.numbers[request.row, _DRAFTS] = len(drafts)
+        request.assumed = len(drafts) if assume else 0
+
+    def confirm(self, request: Request) -> None:
+        """The step is over that verified what was assumed; its tokens are yet to be appended."""
+        self.length[request.row] -= request.assumed
+        request.assumed = 0
+        self.settle(request)
+
+    def rewind(self, request: Request) -> bool:
+        """What was assumed is wrong: nothing behind the tokens that the request knows is computed. True where a sample
+        that came of it is under way, whose result counts for nothing."""
+        row = request.row
+        self.computed[row] = request.num_tokens
+        under_way = bool(self.in_flight[row])
+        self.in_flight[row] = 0
+        self._loads += 1
+        self.tenant[row] = self._loads
+        return under_way
 
     def plain_draws(self, step: Step, tokens: IntArray, is_stop: np.ndarray) -> np.ndarray:
         """Which rows of the batch drew a token that only has to be stored  # bool[N]"""
@@ -277,9 +299,11 @@ class RowTable:
             samples &= (view.flags & SAMPLES) != 0
         num_logits = samples.astype(np.int32)
         num_drafts = self._no_drafts[: len(rows)]
+        assumed: list[int] = []
         if view.drafts.any():
             num_drafts = view.drafts * samples
             num_logits += num_drafts
+            assumed = [i for i in np.flatnonzero(num_drafts).tolist() if requests[i].assumed]
         scored = self._score(requests, view, starts, ends, num_logits)
         masks = reachable < numbers[:, _MASKED_BELOW]
         if view.any_flags & MATCHER:
@@ -313,8 +337,9 @@ class RowTable:
         numbers[:, _COMPUTED] = ends
         numbers[:, _IN_FLIGHT] += samples
         numbers[:, _DRAFTS] = 0
+        numbers[assumed, _LENGTH] += num_drafts[assumed]
         self.numbers[rows] = numbers
-        return Step(batch, requests, tenants, masked, scored.ranges, scored.ended)
+        return Step(batch, requests, tenants, masked, scored.ranges, scored.ended, assumed=assumed)
 
     def _token_ids(self, view: RowView, starts: IntArray, new: IntArray) -> IntArray:
         """Row after row  # int32[sum(new)]. A token that is in flight is read on the device."""

@@ -27,6 +27,7 @@ from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Request, RequestStatus
 from sglite.runtime.scheduler.admission import Admission, Admitted, before_sample
 from sglite.runtime.scheduler.drafts import PromptLookup
+from sglite.runtime.scheduler.heals import Heals
 from sglite.runtime.scheduler.held import HeldRows
 from sglite.runtime.scheduler.policy import WaitingList
 from sglite.runtime.scheduler.rows import SAMPLES, TARGETS, RowTable, RowView, Step
@@ -58,6 +59,7 @@ class Scheduler:
         self.running = Running(cache, table)
         self.waiting = waiting
         self.held = held
+        self.heals = Heals()
         self._admission = Admission(
             cache=cache,
             table=table,
@@ -66,6 +68,7 @@ class Scheduler:
             held=held,
             metrics=metrics,
             clock=clock,
+            heals=self.heals,
             log=log,
         )
         self._cache = cache
