@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from sglite.grammar.schema.cases import Case, TextRule
-from sglite.grammar.schema.formats import FORMAT_PATTERNS
+from sglite.grammar.schema.formats import grammar_pattern
 from sglite.grammar.schema.pattern import ANY_CHAR, Repeat
 from sglite.grammar.schema.pattern_text import (
     ANY,
@@ -23,6 +23,7 @@ from sglite.grammar.schema.values import string_text
 
 ANY_STRING = Expression(lark_regex(ANY), Repeat(ANY_CHAR, 0, None))
 _TO_ESCAPE = re.compile(r"([^\w\s]|[\x00-\x20\x7f])", re.ASCII)
+_COMPLEMENT = re.compile(r"~/(?:[^/\\]|\\.)+/")
 MAX_LENGTH = 50_000_000  # beyond, a maxLength is never reached: no context is that long
 
 
@@ -51,7 +52,7 @@ def _escape_char(char: str) -> str:
 
 
 def rule_expression(rule: TextRule) -> Expression:
-    return pattern_expression(rule.text if rule.kind == "pattern" else FORMAT_PATTERNS[rule.text])
+    return pattern_expression(rule.text if rule.kind == "pattern" else grammar_pattern(rule.text))
 
 
 def string_parts(case: Case) -> list[str] | None:
@@ -60,7 +61,7 @@ def string_parts(case: Case) -> list[str] | None:
     parts: list[str] = []
     for rule in case.texts:
         if not rule.negated:
-            least, most = pattern_lengths(rule.text if rule.kind == "pattern" else FORMAT_PATTERNS[rule.text])
+            least, most = pattern_lengths(rule.text if rule.kind == "pattern" else grammar_pattern(rule.text))
             if (high is not None and least > high) or (most is not None and most < low):
                 return None
             low = 0 if least >= low else low
@@ -78,7 +79,7 @@ def string_parts(case: Case) -> list[str] | None:
 
 
 def meet(parts: Iterable[str]) -> str:
-    unique = list(dict.fromkeys(parts))
+    unique = _one_complement(list(dict.fromkeys(parts)))
     if (
         len(unique) > 1
         and ANY_STRING in unique
@@ -86,6 +87,14 @@ def meet(parts: Iterable[str]) -> str:
     ):
         unique.remove(ANY_STRING)
     return unique[0] if len(unique) == 1 else f"({' & '.join(unique)})"
+
+
+def _one_complement(parts: list[str]) -> list[str]:
+    """What is excluded as one expression: the engine follows one complement where it gives up at five."""
+    excluded = [part for part in parts if _COMPLEMENT.fullmatch(part)]
+    if len(excluded) < 2:
+        return parts
+    return [*(part for part in parts if part not in excluded), f"~/(?:{'|'.join(part[2:-1] for part in excluded)})/"]
 
 
 def join(parts: Iterable[str]) -> str:
