@@ -79,13 +79,18 @@ def test_most_steps_are_not_measured_and_events_are_used_again() -> None:
     assert FakeEvent.made == before
 
 
-def test_a_graph_is_captured_when_it_was_wanted_twice() -> None:
+def ask_often(wanted: Wanted[str], key: str) -> None:
+    for _ in range(50):
+        wanted.ask(key)
+
+
+def test_a_graph_is_captured_when_it_was_wanted_often() -> None:
     wanted: Wanted[str] = Wanted(lambda: 0.0)
     assert wanted.take(idle=False) is None
     wanted.ask("a")
+    wanted.ask("a")
     assert wanted.take(idle=False) is None
-    wanted.ask("b")
-    wanted.ask("b")
+    ask_often(wanted, "b")
     assert wanted.take(idle=False) == "b"
     assert wanted.take(idle=False) is None
     assert wanted.take(idle=True) == "a"  # nobody waits
@@ -93,11 +98,11 @@ def test_a_graph_is_captured_when_it_was_wanted_twice() -> None:
 
 def test_captures_take_a_small_share_of_the_time() -> None:
     now = 0.0
-    wanted: Wanted[int] = Wanted(lambda: now)
+    wanted: Wanted[str] = Wanted(lambda: now)
     captured = 0
     for step in range(10_000):  # of 5 ms, each of another size
         now += 0.005
-        wanted.ask(step // 4)
+        ask_often(wanted, str(step))
         if wanted.take(idle=False) is not None:
             captured += 1
             wanted.spend(0.02)
@@ -107,12 +112,18 @@ def test_captures_take_a_small_share_of_the_time() -> None:
 
 
 def test_captures_begin_at_once_but_not_all_at_once() -> None:
-    wanted: Wanted[int] = Wanted(lambda: 0.0)
+    wanted: Wanted[str] = Wanted(lambda: 0.0)
     captured = 0
     for key in range(100):
-        wanted.ask(key)
-        wanted.ask(key)
+        ask_often(wanted, str(key))
         if wanted.take(idle=False) is not None:
             captured += 1
             wanted.spend(0.02)
     assert captured == 5
+
+
+def test_keys_that_nobody_wants_any_more_are_forgotten() -> None:
+    wanted: Wanted[str] = Wanted(lambda: 0.0)
+    for key in range(1000):
+        wanted.ask(str(key))
+    assert len(wanted._asked) <= 64
