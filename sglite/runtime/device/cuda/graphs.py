@@ -18,7 +18,7 @@ from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
 from sglite.runtime.device.cuda.recent import Recent
 from sglite.runtime.device.cuda.step_times import StepTimes
 
-_MOST_FORWARDS = 600  # graphs of the model that are kept
+_MOST_FORWARDS = 256  # graphs of the model that are kept: 8 MiB of the GPU and 4 of the host each
 _MOST_SAMPLES = 2048  # of draws, which are much smaller
 Result = TypeVar("Result")
 
