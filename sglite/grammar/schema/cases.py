@@ -91,6 +91,16 @@ class Contains(msgspec.Struct, frozen=True):
     start: int = 0
 
 
+class Unlooked(msgspec.Struct, frozen=True):
+    """Keys or items that no other keyword looks at satisfy `child` (unevaluated.py)."""
+
+    node_id: int
+    pointer: str
+    keyword: str
+    child: Literal
+    rank: Rank
+
+
 class Gap(msgspec.Struct, frozen=True):
     """A rule that no grammar here holds; it concerns the types of `mask` only."""
 
@@ -128,6 +138,7 @@ class Case(msgspec.Struct):
     presence: Formula = True
     min_keys: int = 0
     max_keys: int | None = None
+    unlooked: tuple[Unlooked, ...] = ()
     gaps: tuple[Gap, ...] = ()
     done: frozenset[Literal] = frozenset()  # literals whose keywords are in here
 

@@ -8,7 +8,7 @@ from typing import Literal
 from sglite.grammar.schema.cases import Gap
 from sglite.grammar.schema.content import NAMED_SCHEMAS, SCHEMA, SCHEMAS
 from sglite.grammar.schema.document import Document, Draft, Node, counting_keywords, escape, own_uri
-from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS
+from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS, NARROWED_FORMATS
 from sglite.grammar.schema.terms import COMBINING, SAYS_SOMETHING, Terms
 from sglite.grammar.schema.values import Json
 from sglite.protocol import Coverage, CoverageItem
@@ -59,6 +59,8 @@ def _status(keyword: str, value: dict[str, Json], counted: dict[str, Json], node
         return "annotation", "a list since draft 4"
     if node is None:
         return "redundant", "no value comes here"
+    if keyword == "format" and value["format"] in NARROWED_FORMATS:
+        return "mask", "a part of what the format allows, without what no regular language holds"
     return ("rewritten" if keyword in COMBINING else "mask"), ""
 
 

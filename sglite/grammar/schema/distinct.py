@@ -123,7 +123,9 @@ class Distinct:
     def _case_count(self, case: Case, depth: int) -> int:
         if case.values is not None:
             return len(case.values)
-        found = 1
+        excluded = {identity(value) for value in case.not_values}
+        words = {("literal", None): NULL, ("literal", True): BOOLEAN, ("literal", False): BOOLEAN}
+        found = max(1, sum(bit & case.types != 0 and word not in excluded for word, bit in words.items()))
         if case.types & NUMBER and not (case.multiples or case.not_multiples or case.not_values):
             low, high = case.integer_range()
             found = MANY if case.types & FRACTION or low is None or high is None else high - low + 1

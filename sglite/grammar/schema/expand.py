@@ -17,6 +17,7 @@ from sglite.grammar.schema.keywords import Choice, Holds, Step, Term
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.presence import assign
 from sglite.grammar.schema.terms import Terms
+from sglite.grammar.schema.unevaluated import apply_unevaluated
 from sglite.grammar.schema.values import identity
 
 _BARE = Case()
@@ -267,6 +268,8 @@ class Expander:
     def _finish(self, case: Case, literals: Conjunction) -> list[Case]:
         if case.values is not None:
             return self._finite_case(case, literals)
+        if case.unlooked:
+            apply_unevaluated(self, case, literals)
         if case.not_values:
             excluded = {identity(value) for value in case.not_values}
             if ("literal", None) in excluded:

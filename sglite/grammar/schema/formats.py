@@ -7,6 +7,8 @@ Sources: RFC 3339 (dates; from the year 0001, leap years exact, a leap second :6
 
 from __future__ import annotations
 
+from sglite.grammar.schema.regex_format import REGEX
+
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 
@@ -86,3 +88,11 @@ FORMAT_PATTERNS = {name: f"^(?:{body})$" for name, body in _FORMATS.items()}
 
 # Assertions of the standard that no regular language holds.
 IRREGULAR_FORMATS = frozenset({"regex", "idn-email", "idn-hostname"})
+
+# Of some of these, what a regular language does hold: all of it is right, not all that is right is in it.
+NARROWED_FORMATS = {"regex": f"^(?:{REGEX})$"}
+
+
+def grammar_pattern(name: str) -> str:
+    """What a grammar has for a format that it asserts."""
+    return FORMAT_PATTERNS.get(name) or NARROWED_FORMATS[name]

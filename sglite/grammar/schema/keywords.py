@@ -29,10 +29,11 @@ from sglite.grammar.schema.cases import (
     Rank,
     SomeKey,
     TextRule,
+    Unlooked,
 )
 from sglite.grammar.schema.document import Document, Node
 from sglite.grammar.schema.evaluate import as_list, item_nodes, number_bounds
-from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS
+from sglite.grammar.schema.formats import FORMAT_PATTERNS, IRREGULAR_FORMATS, NARROWED_FORMATS
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.pattern_text import pattern_expression
 from sglite.grammar.schema.values import Json, is_number
@@ -238,9 +239,10 @@ def _text_rule(node: Node, keyword: str, *, negated: bool) -> Step | None:
     if not isinstance(text, str):
         raise misused(node, keyword, "must be a string")
     if keyword == "format":
-        if text in IRREGULAR_FORMATS:
+        is_narrowed = text in NARROWED_FORMATS and not negated
+        if text in IRREGULAR_FORMATS and not is_narrowed:
             return gap(node, keyword, f"no regular language holds the format {text!r}", STRING)
-        if text not in FORMAT_PATTERNS:
+        if text not in FORMAT_PATTERNS and not is_narrowed:
             return None
     else:
         try:
@@ -372,11 +374,16 @@ def _not_unique(document: Document, node: Node) -> list[Option]:
     return [(only(ARRAY), gap(node, "uniqueItems", "its negation has no grammar", ARRAY))]
 
 
-def _unevaluated(keyword: str, mask: int) -> Callable[[Document, Node], list[Term]]:
+def _unevaluated(keyword: str) -> Callable[[Document, Node], list[Term]]:
     def terms(document: Document, node: Node) -> list[Term]:
         if node.keywords[keyword] is True:
             return []
-        return [gap(node, keyword, "it depends on what other keywords have looked at", mask)]
+        pointer, child = f"{node.pointer}/{keyword}", document.child(node, keyword)
+
+        def run(case: Case, rank: Rank) -> None:
+            case.unlooked += (Unlooked(node.id, pointer, keyword, child, rank),)
+
+        return [Step(run)]
 
     return terms
 
@@ -525,7 +532,7 @@ ASSERTED: dict[str, Callable[[Document, Node], list[Term]]] = {
     "propertyNames": _names,
     "required": _required,
     **dict.fromkeys(("minProperties", "maxProperties"), _key_count),
-    **{k: _unevaluated(k, mask) for k, mask in _UNEVALUATED.items()},
+    **{k: _unevaluated(k) for k in _UNEVALUATED},
 }
 
 DENIED: dict[str, Callable[[Document, Node], list[Option]]] = {

@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import islice
 
 from sglite.grammar.schema.cases import Case
-from sglite.grammar.schema.formats import FORMAT_PATTERNS
+from sglite.grammar.schema.formats import grammar_pattern
 from sglite.grammar.schema.pattern import (
     MAX_CODE_POINT,
     Alt,
@@ -161,4 +161,4 @@ def _patterns(case: Case) -> list[str] | None:
     """The one pattern of the case, if it has one; None where several things narrow its strings."""
     if len(case.texts) > 1 or any(rule.negated for rule in case.texts):
         return None
-    return [rule.text if rule.kind == "pattern" else FORMAT_PATTERNS[rule.text] for rule in case.texts]
+    return [rule.text if rule.kind == "pattern" else grammar_pattern(rule.text) for rule in case.texts]

@@ -210,6 +210,11 @@ class Terms:
     def _coarsen(self, node: Node, keyword: str) -> None:
         self.coarsened[node.id, keyword] = f"{node.pointer}/{keyword}"
 
+    def changes_nothing(self, node: Node) -> bool:
+        """Whatever its `if` says, nothing follows from it."""
+        _, then, other = self._conditional(node)
+        return then is None and other is None
+
     def _conditional(self, node: Node) -> tuple[Literal, Literal | None, Literal | None]:
         then, other = (
             self.document.child(node, k)
@@ -311,6 +316,10 @@ class Terms:
             others = others and found[1]
         formula = conjunction(formulas)
         return (formula, others) if size(formula) <= MAX_FORMULA else None
+
+    def speaks_of_presence(self, node: Node, keyword: str) -> bool:
+        """The keyword only says which keys are there."""
+        return self._presence_of_keyword(node, keyword) is not None
 
     def _presence_of_keyword(self, node: Node, keyword: str) -> tuple[Formula, bool] | None:
         value = node.keywords[keyword]

@@ -37,6 +37,12 @@ def accepts(schema: Any, *values: Any) -> list[bool]:
         ({"multipleOf": 0.01}, [1.25, 3], [1.255]),
         ({"enum": ["北京", 'a"b']}, ["北京", 'a"b'], ["x"]),
         ({"format": "date"}, ["2024-02-29", "0001-01-01"], ["2023-02-29", "2024-02-30", "0000-01-01", "0000-02-29"]),
+        (
+            {"type": "string", "format": "regex"},
+            ["", "^[A-Za-z_][\\w.-]*$", "(?:a|(b{2,3}))+?", "[^\\]a-f]", "{{x}}", "a(?!b)|(?<=c)", "[ -~]{10,15}"],
+            ["(", "[z-a]", "a**", "*", "a{3,2}", "[]", "\\e", ")", "(?P<n>a"],
+        ),
+        ({"type": "string", "format": "regex", "maxLength": 3}, ["a|b", "[a]"], ["a|bc", "[a"]),
         ({"format": "iban"}, ["anything"], []),
         ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, [1, 2.5, "x"], [3]),
         ({"not": {"required": ["a"]}}, [{"b": 1}], [{"a": 1}]),
@@ -94,7 +100,7 @@ def test_annotations_and_engine_options_never_reach_the_grammar():
 
 
 def test_what_cannot_be_enforced_is_refused_with_its_pointer():
-    schema = {"properties": {"a/b": {"type": "string", "format": "regex"}}}
+    schema = {"properties": {"a/b": {"type": "string", "format": "idn-hostname"}}}
     with pytest.raises(UnsupportedSchema) as caught:
         prepare(json.dumps(schema))
     assert (caught.value.pointer, caught.value.keyword) == ("/properties/a~1b/format", "format")
@@ -163,3 +169,47 @@ def test_long_chains_of_keys_do_not_overflow_the_engine():
         True,
         False,
     ]
+
+
+BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"allOf": [BASE], "properties": {"x": {}}}, [{"id": 1}, {"x": 1, "id": 1}], [{"id": 1, "y": 1}, {"x": 1}]),
+        (
+            {"type": "object", "if": {"properties": {"k": {"const": 1}}}, "then": {"properties": {"x": {}}}},
+            [{}, {"k": 1, "x": 1}],
+            [{"k": 2, "x": 1}, {"k": 2}, {"y": 1}],
+        ),
+        (
+            {
+                "type": "object",
+                "anyOf": [
+                    {"properties": {"k": {"const": name}, name: {"type": "string"}}, "required": ["k"]} for name in "ab"
+                ],
+            },
+            [{"k": "a"}, {"k": "a", "a": ""}, {"k": "b", "b": ""}],
+            [{"k": "a", "b": ""}, {"k": "b", "a": ""}, {}],
+        ),
+        ({"patternProperties": {"^a": {}}, "type": "object"}, [{"ab": 1}, {}], [{"b": 1}]),
+    ],
+)
+def test_keys_that_nothing_looked_at(schema, valid, invalid):
+    schema = {**schema, "unevaluatedProperties": False}
+    assert all(map(Draft202012Validator(schema).is_valid, valid))
+    assert accepts(schema, *valid) == [True] * len(valid)
+    assert accepts(schema, *invalid) == [False] * len(invalid)
+
+
+def test_items_that_nothing_looked_at():
+    schema = {"type": "array", "prefixItems": [{"type": "string"}], "unevaluatedItems": {"type": "integer"}}
+    assert accepts(schema, ["a"], ["a", 1, 2], ["a", "b"]) == [True, True, False]
+
+
+def test_where_it_is_unknown_what_was_looked_at_that_is_said():
+    schema = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "unevaluatedProperties": False}
+    with pytest.raises(UnsupportedSchema) as caught:
+        prepare(json.dumps(schema))
+    assert caught.value.pointer == "/unevaluatedProperties"
