@@ -41,7 +41,7 @@ from sglite.runtime.scheduler.outputs import OutputProcessor
 from sglite.runtime.scheduler.policy import WaitingList, make_order
 from sglite.runtime.scheduler.rows import RowTable, Step
 from sglite.runtime.scheduler.scheduler import Scheduler
-from sglite.runtime.scheduler.turns import Turns, unmeasured
+from sglite.runtime.scheduler.turns import StepSeconds, Turns, unmeasured
 from sglite.text.types import TextTokenizer
 
 __all__ = ["EngineCore", "GrammarService"]
@@ -84,6 +84,8 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self._clock = clock
+        self._overlap = executor.overlaps if config.overlap is None else config.overlap
+        seconds: StepSeconds = getattr(executor, "step_seconds", unmeasured)
         self._cache = CacheManager(executor.num_pages, executor.page_size, enabled=config.prefix_cache)
         self._table = RowTable(executor.max_rows, max_model_len, executor.page_size)
         budget = config.max_step_tokens or (8192 if executor.overlaps else 512)
@@ -98,14 +100,12 @@ class EngineCore:
             metrics=self.metrics,
             max_step_tokens=max(budget, executor.max_rows),
             lease_s=config.lease_s,
-            lookup=_prompt_lookup(config, executor),
+            lookup=_prompt_lookup(config, executor, seconds),
             find_shared=config.tree_attention and getattr(executor, "shares_prefix_reads", False),
             clock=clock,
             log=self._accesses,
         )
-        self._overlap = executor.overlaps if config.overlap is None else config.overlap
-        seconds = getattr(executor, "step_seconds", None)
-        self._turns = Turns(seconds or unmeasured)
+        self._turns = Turns(seconds)
         self._odds = RunOdds()
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
@@ -119,7 +119,7 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
-            jumps=JumpPolicy(overlaps=self._overlap, step_seconds=seconds or unmeasured),
+            jumps=JumpPolicy(overlaps=self._overlap, step_seconds=seconds),
             odds=self._odds,
             clock=clock,
         )
@@ -510,11 +510,11 @@ class EngineCore:
         return self._cache.problems([self._table.owned_pages(r) for r in self._scheduler.running.requests])
 
 
-def _prompt_lookup(config: EngineConfig, executor: Executor) -> PromptLookup | None:
+def _prompt_lookup(config: EngineConfig, executor: Executor, seconds: StepSeconds) -> PromptLookup | None:
     """None where it is off or the executor's mask buffer leaves no room for drafts."""
     rows = min(config.lookup_rows, executor.max_rows)
     drafts = min(config.prompt_lookup, (executor.mask_rows - executor.max_rows) // rows if rows else 0)
-    return PromptLookup(max_drafts=drafts, max_rows=rows) if drafts > 0 else None
+    return PromptLookup(max_drafts=drafts, max_rows=rows, step_seconds=seconds) if drafts > 0 else None
 
 
 def _step_error(error: Exception) -> SgliteError:

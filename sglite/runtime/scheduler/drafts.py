@@ -21,6 +21,7 @@ import numpy as np
 
 from sglite.runtime.batch import IntArray
 from sglite.runtime.request import Request
+from sglite.runtime.scheduler.turns import StepSeconds, unmeasured
 
 _SHORTEST_MATCH = 2
 _LONGEST_MATCH = 8  # of two places the one that agrees further back is tried, up to that many tokens
@@ -47,11 +48,12 @@ class _Guess:
 
 
 class PromptLookup:
-    """`max_drafts` per row and step; `max_rows` running at which it is tried."""
+    """`max_drafts` per row and step; `max_rows` running at which it is tried. `step_seconds`: see Executor."""
 
-    def __init__(self, *, max_drafts: int, max_rows: int) -> None:
+    def __init__(self, *, max_drafts: int, max_rows: int, step_seconds: StepSeconds = unmeasured) -> None:
         self.max_drafts = max_drafts
         self._max_rows = max_rows
+        self._step_seconds = step_seconds
         self._guesses: dict[Request, _Guess] = {}
 
     def tries(self, num_running: int) -> bool:
@@ -64,6 +66,10 @@ class PromptLookup:
             return 0.0, 0
         worths = [guess.worth for r in running if (guess := self._guesses.get(r)) and guess.worth >= _WORTH]
         return sum(worths), sum(self._length(worth) for worth in worths)
+
+    def may_run(self, num_rows: int, num_tokens: int) -> bool:
+        """Whether the device is ready for a step of so many tokens."""
+        return self._step_seconds(num_rows, num_tokens) is not None
 
     def watch(self, request: Request) -> None:
         """Look at the tokens that a request has got; make a guess where none is open."""

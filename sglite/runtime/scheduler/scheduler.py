@@ -233,18 +233,22 @@ class Scheduler:
     def _draft(self, lookup: PromptLookup) -> None:
         """Rows whose last token is known may try what could follow it, behind forced text that they compute."""
         view = self.running.view()
+        wanted = view.wanted()
         draws = (view.flags & (SAMPLES | TARGETS)) == SAMPLES
-        ready = draws & (view.in_flight == 0) & (view.wanted() >= 1) & (view.wanted() <= _MOST_BEFORE_DRAFTS)
+        ready = draws & (view.in_flight == 0) & (wanted >= 1) & (wanted <= _MOST_BEFORE_DRAFTS)
+        found: list[tuple[Request, IntArray]] = []
         for i in np.flatnonzero(draws).tolist():
             request = self.running.requests[i]
             self._table.settle(request)
             if not request.num_output:
                 continue
             lookup.watch(request)
-            if ready[i] and not request.num_ahead:
-                drafts = lookup.drafts(request)
-                if len(drafts):
-                    self._table.draft(request, drafts)
+            if ready[i] and not request.num_ahead and len(drafts := lookup.drafts(request)):
+                found.append((request, drafts))
+        total = int(wanted.sum()) + sum(len(drafts) for _, drafts in found)
+        if found and lookup.may_run(len(wanted), total):
+            for request, drafts in found:
+                self._table.draft(request, drafts)
 
     def _make_room(self) -> bool:
         """Someone gives pages up. False when nobody is left to run."""

@@ -7,6 +7,7 @@ from sglite.runtime.batch import GREEDY
 from sglite.runtime.cache.radix_tree import Namespace
 from sglite.runtime.request import Job, Request
 from sglite.runtime.scheduler.drafts import PromptLookup, look_up
+from tests.fakes.executor import ScriptedExecutor
 from tests.fakes.matcher import TextsMatcher, choice
 from tests.runtime.harness import Harness, greedy
 
@@ -150,3 +151,14 @@ def test_drafts_respect_the_limit_and_memory() -> None:
     for request_id, end in zip(ids, ("", "a"), strict=True):
         expected = Harness(max_model_len=24).generate("ababab" + end, logit_bias={97: 20.0, 98: 19.0}, ignore_eos=True)
         assert harness.output(request_id).token_ids == expected.token_ids
+
+
+def test_no_draft_is_made_for_a_step_that_the_device_is_not_ready_for() -> None:
+    class Unready(ScriptedExecutor):
+        def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+            return None if num_tokens > num_rows + 2 else 0.0
+
+    for overlap in (False, True):
+        harness = Harness(executor=Unready(overlaps=overlap), overlap=overlap, prompt_lookup=4)
+        harness.generate("ababab", max_tokens=60, logit_bias={97: 20.0, 98: 19.0}, ignore_eos=True)
+        assert max(int(batch.num_drafts.max()) for batch in harness.executor.batches) <= 2
