@@ -102,8 +102,8 @@ def structured(
             print("validity:", report["validity"], flush=True)
     if bystander:
         with Engine(config=config, process=True) as engine:  # as a server has it: clients compute elsewhere
-            alone, with_others = beside.run(engine, streams=streams, arrivals=32, tokens=400)
-        report["bystander"] = {"alone": vars(alone), "beside": vars(with_others)}
+            gaps = beside.run(engine, streams=streams, arrivals=32, tokens=400)
+        report["bystander"] = {way: vars(one) for way, one in gaps.items()}
         print("bystander, ms between tokens:", report["bystander"], flush=True)
     if real:
         lookups = texts.lookups(config, [1, 64], drafts=8, repeat=repeat)

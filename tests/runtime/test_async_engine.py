@@ -266,6 +266,13 @@ def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     _until(lambda: core.closed)
 
 
+def test_while_an_engine_runs_the_collector_leaves_alone_what_was_there_before_it() -> None:
+    engine = scripted_engine()
+    assert gc.get_freeze_count() > 1000
+    engine.shutdown()
+    assert gc.get_freeze_count() == 0
+
+
 def test_an_idle_loop_does_not_spin(engine: Engine) -> None:
     engine.generate("a")
     before = time.process_time()
