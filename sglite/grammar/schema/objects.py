@@ -424,27 +424,46 @@ def _any_of(emitter: Emitter, classes: list[KeyClass], *, first: bool) -> Rule:
 
 
 def _emit_counted(emitter: Emitter, rule: Rule, case: Case, named: list[NamedKey], classes: list[KeyClass]) -> None:
-    """Independent keys, counted in the parameter of the rules: for counts that are too large to spell out."""
+    """Independent keys, counted in the parameter of the rules: for counts that are too large to spell out.
+
+    The engine does not look ahead over conditions: a key may be taken only if the required ones behind it still fit,
+    and left out only if those behind it still suffice.
+    """
+    if not classes and len(named) < case.min_keys:
+        return
     grammar = emitter.grammar
     bits = f"[0:{_cap(case).bit_length() + 1}]"
     more = f"incr({bits})"
-    room = "" if case.max_keys is None else f"lt({bits},{case.max_keys})"
-    enough = f"ge({bits},{case.min_keys})" if case.min_keys else ""
     begin, going = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
     grammar.add(rule, OPEN, Rule(begin.number, "0x0"))
-    for key in named:
+    required_left = sum(key.name in case.required for key in named)
+    for left, key in zip(range(len(named) - 1, -1, -1), named, strict=True):
         value = emitter.key_value(key.name, key.literals)
         after, skipped = grammar.new_rule(parametric=True), grammar.new_rule(parametric=True)
-        grammar.add(begin, emitter.key(key.name, first=True), value, Rule(after.number, more), condition=room)
-        grammar.add(going, emitter.key(key.name, first=False), value, Rule(after.number, more), condition=room)
+        required_left -= key.name in case.required
+        if case.max_keys is None or required_left < case.max_keys:
+            room = _room(bits, case, required_left)
+            grammar.add(begin, emitter.key(key.name, first=True), value, Rule(after.number, more), condition=room)
+            grammar.add(going, emitter.key(key.name, first=False), value, Rule(after.number, more), condition=room)
         if key.name not in case.required:
-            grammar.add(begin, Rule(skipped.number, "_"))
-            grammar.add(going, Rule(after.number, "_"))
+            enough = "" if classes else _enough(bits, case.min_keys - left)
+            grammar.add(begin, Rule(skipped.number, "_"), condition=enough)
+            grammar.add(going, Rule(after.number, "_"), condition=enough)
         begin, going = skipped, after
     for end, first in ((begin, True), (going, False)):
-        grammar.add(end, CLOSE, condition=enough)
+        grammar.add(end, CLOSE, condition=f"ge({bits},{case.min_keys})")  # the engine wants a parameter to be used
         if classes:
+            room = _room(bits, case, 0)
             grammar.add(end, _any_of(emitter, classes, first=first), Rule(going.number, more), condition=room)
+
+
+def _room(bits: str, case: Case, kept: int) -> str:
+    """One more key and `kept` others fit."""
+    return "" if case.max_keys is None else f"lt({bits},{case.max_keys - kept})"
+
+
+def _enough(bits: str, least: int) -> str:
+    return f"ge({bits},{least})" if least > 0 else ""
 
 
 # --- the automaton
