@@ -208,8 +208,16 @@ def test_items_that_nothing_looked_at():
     assert accepts(schema, ["a"], ["a", 1, 2], ["a", "b"]) == [True, True, False]
 
 
-def test_where_it_is_unknown_what_was_looked_at_that_is_said():
-    schema = {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "unevaluatedProperties": False}
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"if": {"properties": {"a": {"const": 1}}}, "then": {}},
+        {"not": {"not": {"properties": {"a": {}}}}},
+    ],
+)
+def test_where_it_is_unknown_what_was_looked_at_that_is_said(beside):
+    schema = {**beside, "unevaluatedProperties": False}
     with pytest.raises(UnsupportedSchema) as caught:
         prepare(json.dumps(schema))
     assert caught.value.pointer == "/unevaluatedProperties"
