@@ -15,6 +15,7 @@ from sglite.errors import InvalidRequest
 from sglite.grammar import bitmask
 from sglite.grammar.canonical import ForcedTexts
 from sglite.grammar.matcher import Bitmask
+from sglite.grammar.sole import SoleTokens
 from sglite.text.types import TextTokenizer
 
 INERT_IN_STRING, INERT_OUTSIDE = 1, 2
@@ -95,6 +96,10 @@ class Vocab:
     @cached_property
     def forced_texts(self) -> ForcedTexts:
         return ForcedTexts(self)
+
+    @cached_property
+    def sole_tokens(self) -> SoleTokens:
+        return SoleTokens(self)
 
     def warm(self) -> None:
         """Make every table now (0.1 s for 49k tokens) and not within a request's first step."""

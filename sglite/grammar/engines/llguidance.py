@@ -20,13 +20,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import llguidance
+import numpy as np
 
 from sglite.errors import GrammarTooLarge, GrammarViolation, InvalidGrammar
 from sglite.grammar import bitmask
 from sglite.grammar.automaton.ahead import meet
+from sglite.grammar.automaton.kinds import followed_text
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.automaton.regex import TooManyStates
 from sglite.grammar.automaton.states import Automaton, Follower
+from sglite.grammar.engines.trial import all_are_followed, with_half_the_fuel
 from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import GrammarSpec
@@ -37,7 +40,7 @@ MAX_FORCED_BYTES = 16_384  # each mask looks over all the text that is forced fr
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=50_000,  # 1,000 optional keys are 3,000 items
     initial_lexer_fuel=5_000_000,  # 100 ms
-    step_lexer_fuel=1_000_000,  # 20 ms; words counted by a pattern within a bounded string took 300,000
+    step_lexer_fuel=8_000_000,  # 160 ms, once: what a bounded string must not hold takes up to 4,000,000
     step_max_items=50_000,
     max_lexer_states=100_000,
     max_grammar_size=500_000,
@@ -112,13 +115,17 @@ class LLGuidanceMatcher:
 
     def fill(self, row: Bitmask) -> None:
         assert row.flags.c_contiguous and row.shape == (bitmask.words(self._vocab.size),)
-        self.native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._fill_native(row)
         self.finish_fill(row)
+
+    def _fill_native(self, row: Bitmask) -> None:
+        self.native.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
     @property
     def needs_finish(self) -> bool:
         """Native's own fill is not the last word here. Asked after it."""
-        return self._num_stops > 0 or self.native.is_stopped()  # in error also means stopped
+        native = self.native  # in error also means stopped
+        return self._num_stops > 0 or native.is_stopped() or bool(native.compute_ff_bytes())
 
     def finish_fill(self, row: Bitmask) -> None:
         """What follows native's own fill of `row`, wherever that ran."""
@@ -126,15 +133,39 @@ class LLGuidanceMatcher:
             raise GrammarViolation(f"the grammar cannot go on from here: {_error(self.native)}")
         if self._num_stops or self.native.is_stopped():
             row[:] = self._vocab.stop_mask
+        elif text := self.native.compute_ff_bytes():
+            token_id = self._vocab.sole_tokens.find(self.native, text, row, self._fill_native)
+            if token_id is not None:
+                row.fill(0)
+                row.view(np.uint32)[token_id >> 5] = np.uint32(1 << (token_id & 31))
 
     def forced(self) -> list[int]:
+        """Piece by piece, as a step-by-step walk would find it."""
+        found: list[int] = []
+        while len(found) < MAX_FORCED and (piece := self._forced_piece()):
+            taken = self.native.try_consume_tokens(piece[: MAX_FORCED - len(found)])
+            if not taken:
+                break
+            found += piece[:taken]
+        if found:
+            self.native.rollback(len(found))
+        return found
+
+    def _forced_piece(self) -> list[int]:
         """llguidance splits the whole forced text at once; a step-by-step walk would split what is left at each
         token. `ForcedTexts` keeps the tokens on which both agree."""
         native = self.native
         if self._num_stops or not (text := native.compute_ff_bytes()):
             return []
         tokens = native.compute_ff_tokens()[:MAX_FORCED]
-        return self._vocab.forced_texts.agreed(text, tokens) if len(tokens) > 1 else tokens
+        if len(tokens) > 1:
+            tokens = self._vocab.forced_texts.agreed(text, tokens)
+        if tokens or native.is_stopped():
+            return tokens
+        row = bitmask.empty(self._vocab.size)
+        self._fill_native(row)
+        token_id = self._vocab.sole_tokens.find(native, text, row, self._fill_native)
+        return [] if token_id is None else [token_id]
 
     @property
     def can_stop(self) -> bool:
@@ -287,11 +318,13 @@ class LLGuidanceEngine:
         first = make()
         cheap = time.thread_time() - began < _CHEAP_TEMPLATE_S
         _check(first)
-        self._try_first_token(first, grammar)
+        self._try_first_token(first)
+        if spec.kind in ("json_schema", "tools"):
+            self._try_terminals(grammar)
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
-        found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, grammar, self._follower)
-        if self._follower is None or spec.kind not in ("json_schema", "tools"):
-            found.follower = None
+        text = followed_text(spec, grammar)
+        follower = None if text is None else self._follower
+        found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
         found.read_if_short()
         if found.automaton is not None:
             self._meet(found)
@@ -315,7 +348,16 @@ class LLGuidanceEngine:
         except (GrammarViolation, TooManyStates):
             return  # it comes to a limit somewhere: whoever gets there is told
 
-    def _try_first_token(self, template: llguidance.LLMatcher, grammar: str) -> None:
+    def _try_terminals(self, grammar: str) -> None:
+        limits = with_half_the_fuel(self._limits)
+
+        def make(lark: str) -> llguidance.LLMatcher:
+            return llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=limits)
+
+        if not all_are_followed(grammar, make, _check, self.vocab):
+            raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
+
+    def _try_first_token(self, template: llguidance.LLMatcher) -> None:
         """Make the first mask, and take the first and the last token that it allows.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
@@ -334,35 +376,6 @@ class LLGuidanceEngine:
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
             template.rollback(1)
             _check(template)
-        if _is_entangled(grammar):
-            self._try_text(template)
-
-    def _try_text(self, template: llguidance.LLMatcher) -> None:
-        """Go some tokens on, by the one in the middle of those that the mask allows, and back."""
-        row = bitmask.empty(self.vocab.size)
-        taken = 0
-        for _ in range(_TRIED_TOKENS):
-            template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            _check(template)
-            legal = [i for i in bitmask.ids(row).tolist() if i not in self.vocab.stop_ids]
-            if not legal:
-                break
-            if template.try_consume_tokens([legal[len(legal) // 2]]) != 1:
-                _check(template)
-                raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too entangled")
-            taken += 1
-        template.rollback(taken)
-        _check(template)
-
-
-_TRIED_TOKENS = 8
-_MANY_OPERANDS = 5
-
-
-def _is_entangled(grammar: str) -> bool:
-    """Some terminal is what many expressions have in common: its states may be too many for the engine."""
-    most = " & " in grammar and max(line.count(" & ") for line in grammar.split("\\n"))
-    return most >= _MANY_OPERANDS
 
 
 _ENCODE_CACHE = 4096  # texts

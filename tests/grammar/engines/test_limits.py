@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import llguidance
 import pytest
 
 from sglite.errors import GrammarTooLarge
@@ -13,21 +15,25 @@ from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGramma
 from sglite.grammar.vocab import Vocab
 
 
-def _compiled(schema: dict[str, Any]) -> LLGuidanceGrammar:
+def _compiled(schema: dict[str, Any], **limits: int) -> LLGuidanceGrammar:
     given = spec.json_schema(schema)
-    return LLGuidanceEngine(Vocab.of_bytes(), follow=False).compile(given, route.plan(given).grammar)
+    few = [llguidance.LLParserLimits(**limits)] if limits else []
+    return LLGuidanceEngine(Vocab.of_bytes(), *few, follow=False).compile(given, route.plan(given).grammar)
 
 
-def test_a_string_that_the_engine_could_not_follow_is_refused() -> None:
-    excluded = [{"not": {"pattern": p}} for p in ("ab1", "b12", r"\d\d", "[a|b]", "1.*2", "ac")]
-    schema = {"type": "string", "minLength": 10, "maxLength": 90, "pattern": "[aA][12].*[zZ]", "allOf": excluded}
+@pytest.mark.parametrize("around", [lambda s: s, lambda s: {"type": "object", "properties": {"a": s}}])
+def test_a_string_that_the_engine_could_not_follow_is_refused(around: Callable[[Any], Any]) -> None:
+    schema = {"type": "string", "minLength": 10, "maxLength": 900, "pattern": "[aA][12].*[zZ]", "not": {"pattern": "a1"}}
+    assert _compiled(around(schema))
     with pytest.raises(GrammarTooLarge, match="too many expressions"):
-        _compiled(schema)
+        _compiled(around(schema), step_lexer_fuel=500)
 
 
-def test_counted_words_within_a_bounded_string_are_followed() -> None:
-    pattern = r"^(?:\S+\s+){0,49}\S+$"
-    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"pattern": pattern, "maxLength": 500}}}
+@pytest.mark.parametrize(
+    "pattern", [r"^(?!.*foo).*$", r"^(?!\s*$).+", r"^(?:\S+\s+){0,49}\S+$", r"^[^<>]*[^<>\s][^<>]*$"]
+)
+def test_a_bounded_string_with_a_pattern_is_followed(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"pattern": pattern, "maxLength": 1000}}}
     grammar = _compiled({**schema, "required": ["a", "b"], "additionalProperties": False})
     matcher = grammar.matcher()
     row = bitmask.empty(grammar.vocab.size)
@@ -35,3 +41,12 @@ def test_counted_words_within_a_bounded_string_are_followed() -> None:
         matcher.fill(row)
         assert matcher.accept([byte]) == 1
     assert matcher.can_stop
+
+
+def test_words_that_a_bounded_string_must_not_hold_are_one_complement() -> None:
+    words = ("foo", "bar", "baz", "qux", "quux")
+    schema = {"type": "string", "minLength": 5, "maxLength": 400, "allOf": [{"not": {"pattern": w}} for w in words]}
+    matcher = _compiled(schema).matcher()
+    assert matcher.accept(list(b'"a long quu')) == 11
+    assert matcher.accept(list(b"x")) == 0
+    assert matcher.accept(list(b'"')) == 1
