@@ -7,6 +7,7 @@ a fraction. Exponents are in where the range only asks for a sign: their value i
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 from itertools import count
@@ -14,6 +15,7 @@ from itertools import count
 from sglite.grammar.schema.cases import FRACTION, INTEGER, Bound, Case
 from sglite.grammar.schema.values import identity, is_number
 
+_RUN = re.compile(r"(\d)\1{3,}")
 DIGITS = "[0-9]*"
 NATURAL = "(?:0|[1-9][0-9]*)"
 ANY_INTEGER = "(?:0|-?[1-9][0-9]*)"
@@ -23,6 +25,7 @@ EXPONENT = "(?:[eE][+-]?(?:[0-9]{1,2}|[12][0-9]{2}))?"
 ANY_NUMBER = rf"-?{NATURAL}{FRACTION_PART}{EXPONENT}"
 # A Lark expression: no exponent, no zero that could be left out.
 ONE_SPELLING = r"/(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])/"
+MOST_NESTED = 40  # groups within each other; the engine's regex reader takes 250
 MAX_DIVISOR = 20_000  # llguidance makes a lexer state per remainder: 0.1 s at 10,000, 13 s at 1,000,000
 
 
@@ -86,6 +89,8 @@ def _between(first: str, last: str) -> str:
     width = len(first) - 1
     if set(first[1:]) <= {"0"} and set(last[1:]) <= {"9"}:
         return _digit(int(first[0]), int(last[0])) + _free(width)
+    if width > MOST_NESTED:
+        return _long_between(first, last)
     a, b = int(first[0]), int(last[0])
     if a == b:
         return first[0] + _between(first[1:], last[1:])
@@ -94,6 +99,28 @@ def _between(first: str, last: str) -> str:
         parts.append(_digit(a + 1, b - 1) + _free(width))
     parts.append(last[0] + _between("0" * width, last[1:]))
     return f"(?:{'|'.join(parts)})"
+
+
+def _long_between(first: str, last: str) -> str:
+    """The same without groups in groups: which first digit differs, for each place that it may have."""
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), len(first))
+    if same == len(first):
+        return _spelled(first)
+    parts = [_spelled(first), _spelled(last)]
+    for i in range(same, len(first)):
+        free = _free(len(first) - i - 1)
+        a, b = int(first[i]), int(last[i])
+        if i == same:
+            parts += [_spelled(first[:i]) + _digit(a + 1, b - 1) + free] if b - a > 1 else []
+            continue
+        parts += [_spelled(first[:i]) + _digit(a + 1, 9) + free] if a < 9 else []
+        parts += [_spelled(last[:i]) + _digit(0, b - 1) + free] if b else []
+    return f"(?:{'|'.join(parts)})"
+
+
+def _spelled(digits: str) -> str:
+    """The digits as a regex that is short where one is repeated."""
+    return _RUN.sub(lambda run: f"{run[1]}{{{len(run[0])}}}", digits)
 
 
 # --- decimals
@@ -159,6 +186,9 @@ def _decimal_at_least(bound: Bound) -> str:
 def _fraction_at_least(digits: str, is_open: bool) -> str:
     if not digits:
         return f"{DIGITS}[1-9]{DIGITS}" if is_open else DIGITS
+    if len(digits) > MOST_NESTED:
+        more = [_spelled(digits[:i]) + _digit(int(d) + 1, 9) + DIGITS for i, d in enumerate(digits) if d != "9"]
+        return f"(?:{'|'.join([*more, _spelled(digits) + _fraction_at_least('', is_open)])})"
     first = int(digits[0])
     parts = [f"{_digit(first + 1, 9)}{DIGITS}"] if first < 9 else []
     parts.append(digits[0] + _fraction_at_least(digits[1:], is_open))
@@ -177,6 +207,10 @@ def _decimal_at_most(bound: Bound) -> str:
 
 def _fraction_at_most(digits: str, is_open: bool) -> str:
     """Non-empty digit texts whose value as a fraction is not above; `digits` does not end in 0."""
+    if len(digits) > MOST_NESTED:
+        less = [_spelled(digits[:i]) + _digit(0, int(d) - 1) + DIGITS for i, d in enumerate(digits) if d != "0"]
+        begun = [_spelled(digits[:i]) for i in range(1, len(digits))]
+        return f"(?:{'|'.join([*less, *begun, *([] if is_open else [_spelled(digits) + '0*'])])})"
     first = int(digits[0])
     parts = [f"{_digit(0, first - 1)}{DIGITS}"] if first else []
     if len(digits) > 1:
