@@ -108,12 +108,13 @@ class EngineConfig:
             if isinstance(value := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
         for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+            check_option(field, getattr(self, field.name))
         if not 0 < self.memory_fraction <= 1:
             raise InvalidRequest("memory_fraction must be above 0 and at most 1", param="memory_fraction")
 
 
-def _check(field: dataclasses.Field[Any], value: Any) -> None:
+def check_option(field: dataclasses.Field[Any], value: Any) -> None:
+    """Of a field that `option` made. Raises InvalidRequest that names it."""
     kind, _, or_none = str(field.type).partition(" | ")
     if value is None and or_none:
         return

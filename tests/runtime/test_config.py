@@ -9,6 +9,7 @@ import pytest
 from sglite.errors import InvalidRequest
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
+from sglite.runtime.server.config import Limits, ServerConfig
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,20 @@ def test_a_misspelled_option_is_told_the_right_one(written: str, meant: str) -> 
     with pytest.raises(InvalidRequest, match=f"unknown option '{written}'; did you mean {meant}") as caught:
         Engine(**{written: 1})
     assert "known: access_log" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (ServerConfig(port=99_999), "port must be at most 65535"),
+        (ServerConfig(port=-1), "port must be at least 0"),
+        (ServerConfig(max_running=0), "max_running must be at least 1"),
+        (ServerConfig(write_timeout_s=0), "write_timeout_s must be at least 0.001"),
+        (ServerConfig(engine="fork"), "engine must be one of auto, thread, process"),
+        (ServerConfig(served_model_name=3), "served_model_name must be a text"),  # type: ignore[arg-type]
+        (ServerConfig(limits=Limits(max_n=0)), "max_n must be at least 1"),
+    ],
+)
+def test_a_servers_options_are_checked_when_it_starts(config: ServerConfig, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        config.check()

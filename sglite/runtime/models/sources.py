@@ -109,7 +109,10 @@ def _model_folder(name_or_path: str | Path) -> Path:
     if _HUB_ID.fullmatch(name):
         return pull_from_hub(name)
     known = ", ".join(repr(n) for n in BUILT_IN)
-    raise ModelNotFound(f"no model {name!r}: give a local folder, a .gguf file, a hub id 'owner/name', or {known}")
+    raise ModelNotFound(
+        f"no model {name!r}: there is no such file or folder here; give a local folder, a .gguf file, a hub id "
+        f"'owner/name', or {known}"
+    )
 
 
 def _single_gguf(folder: Path) -> Path | None:
