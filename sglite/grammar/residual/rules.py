@@ -19,6 +19,7 @@ class Shape(msgspec.Struct, frozen=True):
     """What may stand at one place of a value, as far as rules go. Numbers are indexes into `ResidualRules.shapes`."""
 
     unique: bool = False  # an array here holds no item twice
+    repeated: bool = False  # an array here holds some item twice
     runs_out: bool = False  # ... and some beginning of an item has only finitely many ways to go on
     items: tuple[int, ...] = ()  # of the first items
     rest: int = NOTHING  # of the further ones
@@ -60,7 +61,7 @@ class ResidualRules(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def decides(self) -> str:
         """A keyword of the schema that holds through these rules alone; "" where they only keep keys apart."""
-        if any(shape.unique for shape in self.shapes):
+        if any(shape.unique or shape.repeated for shape in self.shapes):
             return "uniqueItems"
         return "multipleOf" if self.shapes else "minProperties" if self.keys_are_counted else ""
 

@@ -58,7 +58,7 @@ NOTHING_SEEN = Seen()
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """An object or array that is open. Its parts: the keys of an object, the items of an array that is `unique`.
+    """An object or array that is open. Its parts: the keys of an object, the items of an array that has a rule of them.
 
     Not to be changed once a State holds it (`copy`; frozen ones take four times as long to make).
     """
@@ -72,12 +72,13 @@ class Frame:
     begin: int = -1  # offset in the text of the part at hand (a key: behind its quote); -1: between parts
     index: int = 0  # of the item at hand
     due: bool = False  # a comma (or the opening bracket) was there, and the next part was not yet
+    repeats: bool = False  # some item was there twice
     pending: bytes | None = None  # the last part, as long as `dead` says nothing of it (where parts run out)
 
     def copy(self) -> Frame:
         return Frame(
             self.parent, self.is_object, self.shape, self.value_shape, self.seen,
-            self.dead, self.begin, self.index, self.due, self.pending,
+            self.dead, self.begin, self.index, self.due, self.repeats, self.pending,
         )  # fmt: skip
 
     def resolved(self, dead: tuple[bytes, ...]) -> Frame:
@@ -292,6 +293,8 @@ class _Walk:
             return self._comma()
         elif byte in (_CLOSE_OBJECT, _CLOSE_ARRAY):
             assert frame.parent is not None
+            if frame.shape.repeated and byte == _CLOSE_ARRAY and not frame.repeats:
+                return False
             self.frame, self._is_own = frame.parent, False
             return self.value_ended(at + 1)
         elif byte not in _NO_PART:
@@ -313,7 +316,7 @@ class _Walk:
 
     def _value_begins(self, at: int, byte: int) -> None:
         frame = self.frame
-        if frame.shape.unique and not frame.is_object:
+        if (frame.shape.unique or frame.shape.repeated) and not frame.is_object:
             frame = self._own_frame()
             frame.begin, frame.due = len(self.text) + at, False
         if byte == _QUOTE:
@@ -341,10 +344,18 @@ class _Walk:
     def value_ended(self, at: int) -> bool:
         """At the place behind it, where `frame` is what holds it."""
         frame = self.frame
-        if frame.is_object or not frame.shape.unique:
+        if frame.is_object or not (frame.shape.unique or frame.shape.repeated):
             return True
         item = self._between(frame.begin, at)
         value = _value_of(item)
+        if frame.shape.repeated:
+            frame = self._own_frame()
+            frame.begin = -1
+            if value in frame.seen:
+                frame.repeats = True
+            else:
+                frame.seen = frame.seen.with_one(value, item)
+            return True
         if value in frame.seen or any(item.startswith(beginning) for beginning in frame.dead):
             return False
         frame = self._own_frame()

@@ -25,6 +25,10 @@ MAX_COUNT_STATES = 4000
 
 
 def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
+    if case.repeated is not None:
+        _repeat(emitter, case)
+    else:
+        emitter.here.other_arrays = True
     if case.unique is None:
         emitter.here.free |= case.max_items is None or case.max_items > 1
     elif case.max_items is None or case.max_items > 1:
@@ -51,6 +55,20 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
 
 
 _AMBIGUOUS = "whether items may stand twice depends on what else the value is"
+
+
+def _repeat(emitter: Emitter, case: Case) -> None:
+    """Some item must stand twice: no array ends before. It always can, by a copy of an earlier item."""
+    assert case.repeated is not None
+    gap = Gap(ARRAY, *case.repeated, "uniqueItems", _AMBIGUOUS)
+    if case.max_items is not None or case.contains or prefix_length(case):
+        emitter.on_gap(Gap(ARRAY, *case.repeated, "uniqueItems", "an item may not find room to stand twice"))
+        emitter.here.other_arrays = True
+    elif gap.pointer in emitter.not_followed:
+        emitter.on_gap(gap)
+        emitter.here.other_arrays = True
+    else:
+        emitter.here.repeated = emitter.here.repeated or gap
 
 
 def _followed(emitter: Emitter, case: Case) -> tuple[str | None, bool]:

@@ -129,6 +129,7 @@ class Case(msgspec.Struct):
     min_items: int = 0
     max_items: int | None = None
     unique: tuple[int, str] | None = None  # node and pointer of the first uniqueItems
+    repeated: tuple[int, str] | None = None  # of a uniqueItems that must not hold
     keys: tuple[KeyRule, ...] = ()
     some_keys: tuple[SomeKey, ...] = ()
     key_names: tuple[Literal, ...] = ()
@@ -227,6 +228,8 @@ class Case(msgspec.Struct):
 
     def be_unique(self, node_id: int, pointer: str) -> None:
         self.unique = self.unique or (node_id, pointer)
+        if self.repeated is not None:
+            self.narrow(~ARRAY)
 
     def add_gap(self, gap: Gap) -> None:
         if gap not in self.gaps:

@@ -70,7 +70,7 @@ class Distinct:
         return max((self._case_count(case, depth) for case in cases), default=0)
 
     def _array_is_open(self, case: Case) -> bool:
-        plain = case.max_items is None and case.unique is None and not case.contains
+        plain = case.max_items is None and case.unique is None and case.repeated is None and not case.contains
         literals = case.item_literals(prefix_length(case))
         return plain and not (literals and self.emitter.expander.is_hopeless(literals))
 
@@ -95,7 +95,11 @@ class Distinct:
         return not (case.types & NUMBER and case.multiples)
 
     def _array_has_one_spelling(self, case: Case) -> bool:
-        if case.contains or (case.unique is not None and not self._is_told_by_the_grammar(case)):
+        if (
+            case.contains
+            or case.repeated is not None
+            or (case.unique is not None and not self._is_told_by_the_grammar(case))
+        ):
             return False
         length = prefix_length(case)
         last = length if case.max_items is None else min(length, case.max_items - 1)
@@ -165,7 +169,7 @@ def _only(case: Case, types: int) -> Case:
     if types == OBJECT:
         names = ("keys", "some_keys", "key_names", "required", "absent", "presence", "min_keys", "max_keys")
     else:
-        names = ("items", "contains", "min_items", "max_items", "unique")
+        names = ("items", "contains", "min_items", "max_items", "unique", "repeated")
     return Case(types=types, values=case.values, **{name: getattr(case, name) for name in names})
 
 

@@ -112,6 +112,7 @@ class Emitter:
                 self.on_gap(gap)
         if case.values is not None:
             self.here.number_cases += [case] if case.types & NUMBER else []
+            self.here.other_arrays |= case.types & ARRAY != 0
             self._finite(rule, case.values)
             return
         if case.types & NULL:

@@ -371,7 +371,14 @@ def _unique(document: Document, node: Node) -> list[Term]:
 def _not_unique(document: Document, node: Node) -> list[Option]:
     if node.keywords["uniqueItems"] is not True:
         return []
-    return [(only(ARRAY), gap(node, "uniqueItems", "its negation has no grammar", ARRAY))]
+
+    def run(case: Case, _: Rank) -> None:
+        case.repeated = case.repeated or (node.id, f"{node.pointer}/uniqueItems")
+        case.limit_items(2, None)
+        if case.unique is not None:
+            case.narrow(~ARRAY)
+
+    return [(only(ARRAY), Step(run))]
 
 
 def _unevaluated(keyword: str) -> Callable[[Document, Node], list[Term]]:

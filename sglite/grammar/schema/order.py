@@ -107,6 +107,8 @@ def _array_holds(case: Case, value: list[Json], evaluator: Evaluator) -> bool:
         return False
     if case.unique is not None and len({identity(item) for item in value}) < len(value):
         return False
+    if case.repeated is not None and len({identity(item) for item in value}) == len(value):
+        return False
     items = all(satisfies(evaluator, n, item) for i, item in enumerate(value) for n in case.item_literals(i))
     return items and all(_count_holds(rule, value, evaluator) for rule in case.contains)
 

@@ -39,6 +39,8 @@ class Parts:
     other: set[Key] = field(default_factory=set)
     unique: list[Unique] = field(default_factory=list)  # of its arrays, where that is to be followed
     free: bool = False  # some of its arrays may hold an item twice
+    repeated: Gap | None = None  # some of its arrays hold an item twice: what to tell where that cannot be followed
+    other_arrays: bool = False  # some need not
     plain_items: bool = False  # numbers in its items have one spelling
     number_cases: list[Case] = field(default_factory=list)  # those in which its own place may hold a number
     followed_numbers: Gap | None = None  # where these are checked as they are written: what to tell if they cannot be
@@ -52,9 +54,19 @@ class Conflict(Exception):
         self.gap = gap
 
 
+def _gaps(part: Parts) -> list[Gap]:
+    """What to tell where something of it cannot be followed."""
+    single = [gap for gap in (part.repeated, part.followed_numbers) if gap is not None]
+    return [*(one.gap for one in part.unique), *single]
+
+
+def _is_followed(part: Parts) -> bool:
+    return bool(part.unique) or part.repeated is not None or part.followed_numbers is not None
+
+
 def shapes_of(parts: dict[Key, Parts], start: Key) -> tuple[Shape, ...]:
     """Of all values under `start`; () where nothing is to be followed. Raises Conflict."""
-    if not any(part.unique or part.followed_numbers for part in parts.values()):
+    if not any(map(_is_followed, parts.values())):
         return ()
     return _Shapes(parts).build(start)
 
@@ -72,9 +84,7 @@ class _Shapes:
         while self.queue:
             shapes.append(self.shape(self.queue.popleft()))
             if len(self.numbers) > MAX_SHAPES:
-                gaps = [*(u.gap for part in self.parts.values() for u in part.unique)]
-                gaps += [p.followed_numbers for p in self.parts.values() if p.followed_numbers is not None]
-                raise Conflict(gaps[0])
+                raise Conflict(next(gap for part in self.parts.values() for gap in _gaps(part)))
         return tuple(shapes)
 
     def number(self, keys: Iterable[Key]) -> int:
@@ -98,6 +108,9 @@ class _Shapes:
         unique = [one for part in parts for one in part.unique]
         if unique and any(part.free for part in parts):
             raise Conflict(unique[0].gap)
+        repeated = [part.repeated for part in parts if part.repeated is not None]
+        if repeated and any(part.other_arrays for part in parts):
+            raise Conflict(repeated[0])
         width = max((max(part.items, default=-1) + 1 for part in parts), default=0)
         items = tuple(
             self.number(key for part in parts for key in part.items.get(index, part.rest)) for index in range(width)
@@ -110,6 +123,7 @@ class _Shapes:
         return Shape(
             unique=bool(unique),
             runs_out=any(one.runs_out for one in unique),
+            repeated=bool(repeated),
             items=items,
             rest=self.number(key for part in parts for key in part.rest),
             named=named,
@@ -137,7 +151,7 @@ def _reaching(parts: dict[Key, Parts]) -> set[Key]:
         groups = [part.same, part.rest, part.other, *part.items.values(), *part.named.values()]
         for child in set().union(*groups):
             above.setdefault(child, set()).add(key)
-    found = {key for key, part in parts.items() if part.unique or part.followed_numbers}
+    found = {key for key, part in parts.items() if _is_followed(part)}
     stack = list(found)
     while stack:
         for key in above.get(stack.pop(), ()):

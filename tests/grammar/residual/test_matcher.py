@@ -115,7 +115,9 @@ SOME_OF_MANY: dict[str, Any] = {
     "uniqueItems": True,
     "maxItems": 3,
 }
+TWICE: dict[str, Any] = {"type": "array", "not": {"uniqueItems": True}}
 KEYS = {
+    "twice": TWICE,
     "voices": VOICES,
     "some of many": SOME_OF_MANY,
     "open": OPEN,
@@ -170,6 +172,9 @@ KEYS = {
         (SOME_OF_MANY, '["a","c","b"]', True),
         (SOME_OF_MANY, '["ab","c","ab"]', False),
         (SOME_OF_MANY, '["a","c","d"]', False),
+        (TWICE, "[1,2,1.0,3]", True),
+        (TWICE, '[{"a":[1,1]},"a",1]', False),
+        (TWICE, "[1,2", False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1}]', False),
         (MAPS, '[{"a":1,"b":1.0},{"b":1,"a":1,"c":1}]', True),
     ],
@@ -312,6 +317,15 @@ def test_where_items_could_get_stuck_they_are_refused_or_validated(compiler, sch
     assert (caught.value.pointer, caught.value.keyword) == (pointer, "uniqueItems")
     coverage = compiler.compile_now(spec.json_schema(schema, on_unsupported="validate")).coverage
     assert [item.pointer for item in coverage.items if item.status == "validated"] == [pointer]
+
+
+def test_where_an_item_may_find_no_room_to_stand_twice_that_is_refused(compiler):
+    with pytest.raises(UnsupportedSchema) as caught:
+        compiler.compile_now(spec.json_schema({**TWICE, "maxItems": 5}))
+    assert caught.value.pointer == "/not/uniqueItems"
+    both = {"type": "array", "uniqueItems": True, "not": {"uniqueItems": True}}
+    with pytest.raises(UnsupportedSchema, match="no value"):
+        compiler.compile_now(spec.json_schema(both))
 
 
 def test_where_two_keys_must_exist_that_is_proven_or_refused(compiler):
