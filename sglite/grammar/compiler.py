@@ -31,7 +31,7 @@ from sglite.grammar.isolation import Worker
 from sglite.grammar.matcher import CompiledGrammar, Matcher
 from sglite.grammar.reach import Reach
 from sglite.grammar.regex_size import regex_size
-from sglite.grammar.residual.matcher import WithResidual
+from sglite.grammar.residual.matcher import WithResidual, warm_tables
 from sglite.grammar.residual.tracker import Tracker
 from sglite.grammar.vocab import Vocab
 from sglite.grammar.worker import Job
@@ -208,6 +208,8 @@ class GrammarCompiler:
         return route.Plan.exact(answer.grammar, answer.coverage, answer.residual)
 
     def _build(self, spec: GrammarSpec, plan: route.Plan) -> CompiledGrammar:
+        if plan.residual is not None:
+            warm_tables(plan.residual, self.vocab)
         if plan.engine == "llguidance":
             return Grammar(self._llguidance.compile(spec, plan.grammar), plan, self.vocab)
         return Grammar(self._xgrammar.compile(spec), plan, self.vocab)
