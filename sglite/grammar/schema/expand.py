@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import msgspec
 
-from sglite.grammar.schema.cases import ALL_TYPES, ARRAY, BOOLEAN, NULL, OBJECT, Case, Conjunction, Gap, Literal, Rank
+from sglite.grammar.schema.cases import (
+    ALL_TYPES,
+    ARRAY,
+    BOOLEAN,
+    NULL,
+    NUMBER,
+    OBJECT,
+    Case,
+    Conjunction,
+    Gap,
+    Literal,
+    Rank,
+)
 from sglite.grammar.schema.document import Document
 from sglite.grammar.schema.evaluate import Evaluator
 from sglite.grammar.schema.keywords import Choice, Holds, Step, Term
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.presence import assign
+from sglite.grammar.schema.signature import Signature, number_range, ranges_are_apart
 from sglite.grammar.schema.terms import Terms
 from sglite.grammar.schema.unevaluated import apply_unevaluated
 from sglite.grammar.schema.values import identity
@@ -73,6 +86,7 @@ class Expander:
         self._memo: dict[Conjunction, list[Case] | TooManyCases] = {}
         self._hopeless: dict[Conjunction, bool] = {}
         self._canonical: dict[Conjunction, Conjunction] = {}
+        self._signatures: dict[Conjunction, Signature] = {}
         self._running: set[Conjunction] = set()
 
     def loosen(self, node_id: int, keyword: str) -> None:
@@ -80,6 +94,7 @@ class Expander:
         self._memo.clear()
         self._canonical.clear()
         self._hopeless.clear()
+        self._signatures.clear()
 
     def canonical(self, literals: Conjunction) -> Conjunction:
         """The same conjunction without wrappers: a node that is nothing but references becomes what it refers to.
@@ -143,23 +158,30 @@ class Expander:
     def are_disjoint(self, one: int, other: int, beside: Conjunction) -> bool:
         """Proven: no value satisfies both nodes and `beside`."""
         first, second = self._signature((*beside, one)), self._signature((*beside, other))
-        if first is not None and second is not None and _signatures_clash(first, second):
+        if first is not None and second is not None and first.clashes_with(second):
             return True
         return self.is_hopeless((*beside, one, other))
 
     def _all_disjoint(self, nodes: list[int], beside: Conjunction) -> bool:
-        """Proven at one look: a key that all of them require has another value in each."""
-        signatures = [self._signature((*beside, node_id)) for node_id in nodes]
-        if any(s is None or s[0] != OBJECT for s in signatures):
+        """Proven at one look: a key that all of them require has another value in each, or all are numbers of ranges
+        that do not meet."""
+        found = [self._signature((*beside, node_id)) for node_id in nodes]
+        signatures = [signature for signature in found if signature is not None]
+        if len(signatures) < len(found):
             return False
-        tags = [s[1] for s in signatures if s is not None]
+        if all(signature.types & ~NUMBER == 0 for signature in signatures):
+            return ranges_are_apart([signature.range for signature in signatures])
+        if any(signature.types != OBJECT for signature in signatures):
+            return False
+        tags = [signature.tags for signature in signatures]
         common = set(tags[0]).intersection(*tags[1:]) if tags else set()
         return any(sum(len(t[n]) for t in tags) == len(frozenset().union(*(t[n] for t in tags))) for n in common)
 
-    def _signature(self, literals: Conjunction) -> tuple[int, dict[str, frozenset[object]]] | None:
-        """The types of a conjunction's values and, per required key, the finite set of what it may be."""
-        if self.canonical(literals) in self._running:
-            return None
+    def _signature(self, literals: Conjunction) -> Signature | None:
+        """None: not known yet, or of too many cases."""
+        found = self._signatures.get(literals)
+        if found is not None or self.canonical(literals) in self._running:
+            return found
         try:
             cases = self.cases(literals)
         except TooManyCases:
@@ -171,7 +193,10 @@ class Expander:
             if case.types & OBJECT:
                 own = {name: found for name in case.required if (found := self._finite(case.key_literals(name)))}
                 tags = own if tags is None else {n: tags[n] | own[n] for n in tags.keys() & own.keys()}
-        return types, tags or {}
+        signature = Signature(types, tags or {}, number_range(cases))
+        if not self._running:  # else a tag may be missing that is known later
+            self._signatures[literals] = signature
+        return signature
 
     def _finite(self, literals: Conjunction) -> frozenset[object]:
         """The identities of all values of a conjunction, empty where they are not finitely many."""
@@ -351,15 +376,6 @@ def _simplify_presence(case: Case) -> None:
         formula = assign(formula, name, False)
     case.presence = True
     case.add_presence(formula)
-
-
-def _signatures_clash(
-    one: tuple[int, dict[str, frozenset[object]]], other: tuple[int, dict[str, frozenset[object]]]
-) -> bool:
-    common = one[0] & other[0]
-    if not common:
-        return True
-    return common == OBJECT and any(one[1][name].isdisjoint(other[1][name]) for name in one[1].keys() & other[1].keys())
 
 
 def _without_copies(cases: list[Case]) -> list[Case]:
