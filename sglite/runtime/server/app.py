@@ -20,8 +20,8 @@ def create_app(engine: ServedEngine, config: ServerConfig, *, more: Sequence[API
     config.check()
     app = FastAPI(title="sglite", version=__version__, description="An OpenAI-compatible server for LLM programs.")
     app.state.service = Service(engine, config)
-    app.state.service.more_paths = frozenset(getattr(route, "path", "") for part in more for route in part.routes)
-    errors.install(app)
+    app.state.service.more_paths = _paths(more)
+    errors.install(app, paths=_paths((*more, *ROUTERS)))
     for router in (*more, *ROUTERS):
         app.include_router(router)
     app.add_middleware(Perimeter, config=config)
@@ -34,3 +34,7 @@ def create_app(engine: ServedEngine, config: ServerConfig, *, more: Sequence[API
             expose_headers=["x-request-id"],
         )
     return app
+
+
+def _paths(routers: Sequence[APIRouter]) -> frozenset[str]:
+    return frozenset(getattr(route, "path", "") for router in routers for route in router.routes)

@@ -113,8 +113,8 @@ def _validation_error(error: RequestValidationError, known: Collection[str]) -> 
     return InvalidRequest("; ".join(problems), param=param)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of this app in the shape that the path's clients expect."""
+def install(app: FastAPI, *, paths: Collection[str]) -> None:
+    """Answer every error of this app in the shape that the path's clients expect. `paths`: those that it has."""
 
     async def on_tree(request: Request, error: Exception) -> JSONResponse:
         return error_response(hidden(error), request.url.path)
@@ -125,7 +125,8 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        answer = SgliteError(str(error.detail))
+        missing = error.status_code == 404 and error.detail == "Not Found"  # the framework's own: no route is like that
+        answer = SgliteError(_no_such_path(request.url.path, paths) if missing else str(error.detail))
         answer.status = error.status_code
         answer.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         response = error_response(answer, request.url.path)
@@ -136,6 +137,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_tree)
+
+
+def _no_such_path(path: str, known: Collection[str]) -> str:
+    meant = f"did you mean /v1{path}?" if f"/v1{path}" in known else did_you_mean(path, known)
+    return f"there is no {path[:100]} here; {meant or '/docs lists what there is'}"
 
 
 def _body_fields(request: Request) -> set[str]:

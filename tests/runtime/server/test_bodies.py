@@ -153,3 +153,19 @@ async def test_an_unknown_field_is_told_the_one_that_is_meant(
     response = await serve().post(path, json=body)
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions"),
+        ("/", "there is no / here; /docs lists what there is"),
+        ("/" + "a" * 5000, "/docs lists what there is"),
+    ],
+)
+async def test_a_path_that_is_not_there_is_told_the_one_that_is_meant(serve: MakeClient, path: str, said: str) -> None:
+    response = await serve().post(path, json={})
+    assert response.status_code == 404
+    assert said in response.json()["error"]["message"]
+    assert len(response.content) < 500
