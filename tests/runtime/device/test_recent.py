@@ -14,3 +14,5 @@ def test_what_was_not_asked_for_the_longest_makes_room() -> None:
     kept.put("a", 4)
     kept.put("d", 5)
     assert (len(kept), kept.get("a"), kept.get("c")) == (2, 4, None)
+    kept.clear()
+    assert (len(kept), kept.get("a")) == (0, None)
