@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -15,34 +16,18 @@ _I64, _F32 = ir.IntType(64), ir.FloatType()
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-@intrinsic
-def floats(typingctx, address):
-    pointer = types.CPointer(types.float32)
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(typingctx, address):
+        def build(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    def build(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(pointer))
+        return types.CPointer(kind)(types.int64), build
 
-    return pointer(types.int64), build
-
-
-@intrinsic
-def ints(typingctx, address):
-    pointer = types.CPointer(types.int32)
-
-    def build(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(pointer))
-
-    return pointer(types.int64), build
+    return pointer
 
 
-@intrinsic
-def longs(typingctx, address):
-    pointer = types.CPointer(types.int64)
-
-    def build(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(pointer))
-
-    return pointer(types.int64), build
+floats, ints, longs = _pointer_to(types.float32), _pointer_to(types.int32), _pointer_to(types.int64)
 
 
 @intrinsic
