@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from sglite.grammar.schema.grammar import Grammar, Rule, Terminal
 from sglite.grammar.schema.numbers import common_multiple
 from sglite.grammar.schema.values import is_integral, is_number
 
-MAX_STATES = 4_000  # as they are found; 50 microseconds each
-MAX_RULES = 3_000  # of those that differ
+MAX_STATES = 2_500  # as they are found; 50 microseconds each
+MAX_RULES = 1_500  # of those that differ
 _DIGITS = "0123456789"
 
 START, SIGN, ZERO, WHOLE, POINT, FRACTIONAL, E, E_SIGN, E_DIGIT, E_LOW, E_HIGH, E_END = range(12)
@@ -104,6 +105,7 @@ class Automaton:
         return state in self.ends
 
 
+@lru_cache(maxsize=256)  # a schema is often gone through twice, or in both modes
 def automaton(rule: DigitRule) -> Automaton | None:
     """None where it takes too many states; without a state where no number satisfies the rule."""
     machine = _Machine(rule)
