@@ -63,6 +63,11 @@ class DigitRule:
         )
 
     @property
+    def contradicts_itself(self) -> bool:
+        """Every multiple is one that it must not be."""
+        return any((Fraction(m) / Fraction(n)).denominator == 1 for m in self.multiples for n in self.not_multiples)
+
+    @property
     def has_exponents(self) -> bool:
         """As in numbers.number_expression: where a sign is all that the bounds ask for."""
         bounds = [bound.value for bound in (self.low, self.high) if bound is not None]

@@ -60,7 +60,9 @@ def _expression(emitter: Emitter, case: Case) -> list[str] | None:
 
 def _divided(emitter: Emitter, rule: Rule, case: Case) -> None:
     wanted = DigitRule.of(case, one_spelling=emitter.plain)
-    if not wanted.types or (wanted.multiples and not has_multiple(case, wanted.multiples[0])):
+    if not wanted.types or wanted.contradicts_itself:
+        return
+    if wanted.multiples and not has_multiple(case, wanted.multiples[0]):
         return
     if not emitter.by_digits and _as_terminal(emitter, rule, case, wanted.types):
         return

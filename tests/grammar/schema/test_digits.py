@@ -74,6 +74,7 @@ def test_it_takes_the_numbers_of_the_case_and_nothing_else(seed):
             [[], [11], [110, 121]],
         ),
         ({"oneOf": [{"multipleOf": 7}, {"multipleOf": 11}], "type": "integer"}, [7, 22], [77, 0, 5]),
+        ({"oneOf": [{"multipleOf": 5, "maximum": 80}, {"multipleOf": 10, "maximum": 60}]}, [75, 5, 80], [60, 81, -10]),
         ({"enum": [5, 7, 14, 1.5], "not": {"multipleOf": 7}}, [5, 1.5], [7, 14]),
         ({"anyOf": [{"enum": [70, 105]}, {"type": "integer", "not": {"multipleOf": 7}}]}, [70, 105, 8], [7, 14]),
         ({"type": "integer", "not": {"multipleOf": 999}, "minimum": 900, "maximum": 2000}, [900, 2000], [999, 1998]),
