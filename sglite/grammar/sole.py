@@ -12,10 +12,11 @@ as the others, and the mask allows it alone:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglite.grammar import bitmask
 from sglite.grammar.matcher import Bitmask
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sglite.grammar.vocab import Vocab
 
 _MEMO_SIZE = 4096
+_NO_BYTE = 256
 _MOST_LEGAL = 32  # tokens where one is to be certain: beginnings of a short text
 
 
@@ -64,8 +66,13 @@ class SoleTokens:
             native.rollback(taken)
         if taken < len(split):
             return None
-        following = {tokens[i][0] for i in bitmask.ids(row).tolist() if tokens[i]}
-        return split[0] if self._split(text, bytes(sorted(following))) else None
+        following = np.unique(self._first_bytes[bitmask.ids(row)])  # in the order of the bytes
+        return split[0] if self._split(text, bytes(following[following < _NO_BYTE].tolist())) else None
+
+    @cached_property
+    def _first_bytes(self) -> NDArray[np.uint16]:
+        """Of each token; a mask may allow all of them."""
+        return np.array([token[0] if token else _NO_BYTE for token in self._vocab.tokens], np.uint16)
 
     def _split_before(self, text: bytes, following: bytes) -> tuple[int, ...]:
         """How the text is split, alone and before each of these bytes; empty: not always the same, or not told."""
