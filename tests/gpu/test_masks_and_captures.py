@@ -47,3 +47,20 @@ def test_graphs_captured_ahead_change_no_token(tmp_path: Path) -> None:
     assert len(executor._forward._graphs) > captured + 8  # type: ignore[attr-defined]
     for prompt, output in zip(prompts, generate(executor, prompts, 30, chunk=16), strict=True):
         assert behind(model, prompt, output, VOCAB) < 0.25
+
+
+def test_a_size_that_is_wanted_is_captured_between_steps_and_measured(tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path)
+    executor = tiny_executor(tmp_path, device="cuda", dtype="bfloat16")
+    prompt = np.random.default_rng(3).integers(0, 320, 20).tolist()
+    generate(executor, [prompt], 4)
+    assert executor.step_seconds(1, 8) is None
+    for _ in range(60):
+        executor.step_seconds(1, 8)
+    outputs = generate(executor, [prompt], 4)  # as long as before: how KV is cut belongs to a graph
+    assert executor.step_seconds(1, 8) == 0.0  # ready, and not measured yet
+    assert behind(model, prompt, outputs[0], VOCAB) < 0.25
+    chunked = generate(executor, [prompt], 4, chunk=8)
+    assert behind(model, prompt, chunked[0], VOCAB) < 0.25
+    torch.cuda.synchronize()
+    assert 0.0 < (executor.step_seconds(1, 1) or 0.0) < 0.1
