@@ -70,6 +70,7 @@ class Report:
     device: str
     rates: Rates | None = None
     rows: list[Row] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # starts that ended with an error, and with which
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,10 +81,12 @@ def run(names: Sequence[str], config: EngineConfig, *, repeat: int, note: Callab
     loads = [workload(name) for name in names if name not in _STARTS]
     report = Report(Path(config.model).name, versions(), "")
     if set(names) & set(_STARTS):
-        starts = [_start(config) for _ in range(repeat)]
-        for name in (name for name in _STARTS if name in names):
+        starts = [start for _ in range(repeat) if (start := _start(config, report.failed)) is not None]
+        for name in (name for name in _STARTS if name in names and starts):
             report.rows.append(_timed(name, [start[name] for start in starts]))
             note(line(report.rows[-1]))
+        for failure in report.failed:
+            note(f"start failed: {failure}")
     if not loads:
         return report
     with Engine(config=config) as engine:
@@ -152,12 +155,17 @@ def _usable_vocab(engine: Engine) -> int:
     return min(engine.model_info.vocab_size, 150_000)
 
 
-def _start(config: EngineConfig) -> dict[str, float]:
-    """In a fresh process: seconds from its start until the engine is ready, then of the first constrained request."""
+def _start(config: EngineConfig, failed: list[str]) -> dict[str, float] | None:
+    """In a fresh process: seconds from its start until the engine is ready, then of the first constrained request.
+    None where it ended with an error, which is then the last of `failed`: other workloads are measured all the same."""
     given = {name: value for name, value in asdict(config).items() if value is not None}
     began = time.time()
     command = [sys.executable, "-m", "sglite.bench.start", json.dumps({"began": began, "config": given})]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=bytecode.environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=bytecode.environment())
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        failed.append((done.stderr.splitlines() or [f"exit status {done.returncode}"])[-1])
+        return None
     return json.loads(done.stdout.splitlines()[-1])
 
 

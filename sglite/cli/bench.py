@@ -47,6 +47,8 @@ def offline(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    if report.failed:
+        raise typer.Exit(1)
 
 
 @app.command()
