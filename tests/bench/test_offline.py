@@ -17,6 +17,7 @@ def test_a_start_that_fails_is_told_and_the_others_count(monkeypatch: pytest.Mon
         status, found, words = next(ends)
         return subprocess.CompletedProcess(command, status, json.dumps(found), words)
 
+    monkeypatch.setattr("sglite.bench.offline.versions", dict)
     monkeypatch.setattr("sglite.bench.offline.subprocess.run", run)
     notes: list[str] = []
     report = offline.run(["start", "first_json"], EngineConfig(model="m"), repeat=3, note=notes.append)
