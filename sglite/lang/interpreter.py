@@ -297,8 +297,7 @@ async def _select(branch: Branch, select: Select, item: Item) -> None:
 
 async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     session = branch.session
-    tokenizer = session.client.tokenizer
-    assert tokenizer is not None
+    assert session.segments is not None
     prompt, options = branch.transcript.options(select.choices)
     await _turn_to_call(session, prompt)
     request = score_request(branch, prompt, options, select.name)
@@ -323,7 +322,7 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     for other in alone:
         usage = usage + (other.usage if other is not None else Usage())
     session.add_usage(usage)
-    meta = select_meta(select, evidence, options, probabilities(output.logprobs), usage, tokenizer)
+    meta = select_meta(select, evidence, options, probabilities(output.logprobs), usage, session.segments.token_text)
     meta["timing"] = output.timing
     return Outcome(select.choices[index], select.choices[index], meta)
 

@@ -6,6 +6,7 @@ tuples, and `usage` is ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from sglite.protocol import (
 from sglite.text.types import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 128
+Speak = Callable[[int], str]
 R = TypeVar("R", GenerateRequest, ScoreRequest)
 
 
@@ -138,12 +140,12 @@ def gen_meta(
         "timing": output.timing,
     }
     if output.logprobs:
-        speak = tokenizer if params.return_text_in_logprobs else None
+        speak = _speaker(tokenizer) if params.return_text_in_logprobs else None
         meta["output_token_logprobs"] = [_triple(p.logprob, p.token_id, speak) for p in output.logprobs]
         if params.top_logprobs_num:
             meta["output_top_logprobs"] = [_tops(p, speak) for p in output.logprobs]
     if output.prompt_logprobs:
-        speak = tokenizer if params.return_text_in_logprobs else None
+        speak = _speaker(tokenizer) if params.return_text_in_logprobs else None
         ids = output.prompt_token_ids
         start = params.logprob_start_len or 0
         rows = list(enumerate(output.prompt_logprobs))[start:]
@@ -162,11 +164,13 @@ def select_meta(
     options: tuple[tuple[int, ...], ...],
     probabilities: list[float],
     usage: Usage,
-    tokenizer: TextTokenizer,
+    speak: Speak,
 ) -> dict[str, Any]:
+    """`speak`: a token's text."""
+
     def rows(logprobs: Any) -> list[list[tuple[float | None, int, str | None]]]:
         return [
-            [_triple(value, token_id, tokenizer) for value, token_id in zip(row, option, strict=True)]
+            [(value, token_id, speak(token_id)) for value, token_id in zip(row, option, strict=True)]
             for row, option in zip(logprobs, options, strict=True)
         ]
 
@@ -212,10 +216,13 @@ def _finish(output: RequestOutput) -> dict[str, Any] | None:
     return found
 
 
-def _triple(logprob: float | None, token_id: int, tokenizer: TextTokenizer | None) -> tuple[Any, int, str | None]:
-    text = None if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)
-    return (logprob, token_id, text)
+def _speaker(tokenizer: TextTokenizer | None) -> Speak | None:
+    return None if tokenizer is None else lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def _tops(logprob: TokenLogprob, tokenizer: TextTokenizer | None) -> list[tuple[Any, int, str | None]]:
-    return [_triple(value, token_id, tokenizer) for token_id, value in logprob.top]
+def _triple(logprob: float | None, token_id: int, speak: Speak | None) -> tuple[Any, int, str | None]:
+    return (logprob, token_id, None if speak is None else speak(token_id))
+
+
+def _tops(logprob: TokenLogprob, speak: Speak | None) -> list[tuple[Any, int, str | None]]:
+    return [_triple(value, token_id, speak) for token_id, value in logprob.top]

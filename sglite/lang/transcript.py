@@ -24,6 +24,7 @@ _MAX_SEGMENTS = 512
 _HEAD_CHARS = 512  # beginnings that texts have in common are kept from that length on
 _MAX_HEADS = 32
 _MAX_TEXTS = 8  # that a new one is compared with
+_MAX_TOKEN_TEXTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,19 @@ class Segments:
         self._anchor = tokenizer.encode("\n")
         # sentencepiece puts a blank before every text it is given; a text in the middle must not get one
         self._adds_blank = tokenizer.decode(tokenizer.encode("a")) == " a"
+        self.ends = frozenset(tokenizer.special_ids).union(tokenizer.stop_token_ids)
+        self._token_texts: dict[int, str] = {}
         specials = (tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids)
         self._specials = tuple(text for text in specials if text)
+
+    def token_text(self, token_id: int) -> str:
+        """Of one token alone, special ones spelled."""
+        found = self._token_texts.get(token_id)
+        if found is None:
+            if len(self._token_texts) >= _MAX_TOKEN_TEXTS:
+                self._token_texts.clear()
+            found = self._token_texts[token_id] = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return found
 
     def spells_special(self, text: str) -> bool:
         return any(special in text for special in self._specials)
@@ -221,7 +233,7 @@ class TokenTranscript:
     def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
         assert isinstance(sent.content, tuple)
         tokenizer = self._segments.tokenizer
-        ends = tokenizer.special_ids.union(tokenizer.stop_token_ids)
+        ends = self._segments.ends
         ids = list(token_ids)
         while ids and ids[-1] in ends:
             ids.pop()

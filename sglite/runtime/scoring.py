@@ -102,7 +102,9 @@ class ScoreTrie:
                 child.result = (row, len(ids))
                 positions.append(num_prompt - 1 + node.depth)
                 ids.append(child.token)
-            internal = sorted((c for c in node.children.values() if c.children), key=_height, reverse=True)
+            internal = [child for child in node.children.values() if child.children]
+            if len(internal) > 1:
+                internal.sort(key=_height, reverse=True)
             pending.extend((child, tuple(tokens)) for child in internal[1:])
             node = internal[0] if internal else None
             if node is not None:

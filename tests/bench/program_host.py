@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import json
+import os
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from sglite.grammar.vocab import Vocab
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine.facade import Engine
 from sglite.runtime.async_engine.front import Front
+from sglite.runtime.async_engine.process import ProcessBack
 from sglite.runtime.async_engine.thread import Built, ThreadBack
 from sglite.runtime.batch import NO_MASK, Batch, StepResult
 from sglite.runtime.config import EngineConfig, SamplingDefaults
@@ -154,9 +156,8 @@ class Healing:
         return self._grammars.heal(token_id, inner)
 
 
-def builder(options: argparse.Namespace, made: dict[str, Any]) -> Callable[[], Built]:
+def builder(options: argparse.Namespace) -> Callable[[], Built]:
     def build() -> Built:
-        made["thread"] = threading.get_native_id()
         tokenizer = Tokenizer.from_folder(Path(options.tokenizer))
         vocab = Vocab.of(tokenizer, vocab_size=tokenizer.vocab_size)
         grammars = GrammarCompiler(vocab, CompilerConfig(num_threads=1, fill_threads=1))
@@ -170,7 +171,6 @@ def builder(options: argparse.Namespace, made: dict[str, Any]) -> Callable[[], B
             token_s=options.token_us / 1e6,
             liked=liked,
         )
-        made["executor"] = executor
         core = EngineCore(
             executor,
             tokenizer,
@@ -179,7 +179,6 @@ def builder(options: argparse.Namespace, made: dict[str, Any]) -> Callable[[], B
             max_model_len=40_000,
             defaults=SamplingDefaults(temperature=0.0),
         )
-        made["core"] = core
         info = ModelInfo(
             name="timed",
             architecture="timed",
@@ -189,10 +188,37 @@ def builder(options: argparse.Namespace, made: dict[str, Any]) -> Callable[[], B
             stop_token_ids=tokenizer.stop_token_ids,
             has_chat_template=True,
         )
-        stats = lambda: dataclasses.asdict(core.metrics) | {"thread_s": time.thread_time()}  # noqa: E731
-        return Built(core, None, tokenizer, info, stats, grammars.close, {"num_pages": 600_000, "page_size": 1})
+
+        def stats() -> dict[str, Any]:
+            return dataclasses.asdict(core.metrics) | {
+                "thread_s": time.thread_time(),
+                "device_s": executor.device_s,
+            }
+
+        facts = {"num_pages": 600_000, "page_size": 1, "tokenizer_folder": options.tokenizer}
+        return Built(core, grammars, tokenizer, info, stats, grammars.close, facts)
 
     return build
+
+
+def build_in_process(config: EngineConfig, progress: Callable[[str], None]) -> Built:
+    """For `--process`: the options come as JSON in the name of the model."""
+    return builder(argparse.Namespace(**json.loads(config.model)))()
+
+
+def started(options: argparse.Namespace) -> Engine:
+    front = Front()
+    if options.process:
+        sys.path.insert(0, str(Path(__file__).parent))
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        config = EngineConfig(model=json.dumps(vars(options)), tokenizer=options.tokenizer)
+        back: Any = ProcessBack(config, front, builder="program_host:build_in_process")
+    else:
+        back = ThreadBack(builder(options), front)
+    begun = back.start()
+    engine = Engine.over(front, back, begun.tokenizer, begun.model_info)
+    engine.facts = begun.facts
+    return engine
 
 
 def main() -> None:
@@ -208,25 +234,21 @@ def main() -> None:
     parser.add_argument("--token-us", type=float, default=22.0)
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--switch-ms", type=float, default=0.0, help="sys.setswitchinterval")
+    parser.add_argument("--process", action="store_true", help="the engine has a process of its own")
     parser.add_argument("--agree", action="store_true")
     parser.add_argument("--ways", default="programs,calls")
     options = parser.parse_args()
     if options.switch_ms:
         sys.setswitchinterval(options.switch_ms / 1e3)
-    made: dict[str, Any] = {}
-    front = Front()
-    back = ThreadBack(builder(options, made), front)
-    built = back.start()
-    with Engine.over(front, back, built.tokenizer, built.model_info) as engine:
-        engine.facts = built.facts
+    with started(options) as engine:
         texts = Texts(
             engine.tokenizer, Shape(scale=options.scale, pause_scale=options.pause_scale, share=options.share)
         )
         for name in options.workloads.split(","):
-            measure(engine, name, texts, options, made)
+            measure(engine, name, texts, options)
 
 
-def measure(engine: Engine, name: str, texts: Texts, options: argparse.Namespace, made: dict[str, Any]) -> None:
+def measure(engine: Engine, name: str, texts: Texts, options: argparse.Namespace) -> None:
     load = workload(name, texts)
     arguments = load.arguments(options.at_once)
     seconds: dict[str, float] = {}
@@ -235,13 +257,12 @@ def measure(engine: Engine, name: str, texts: Texts, options: argparse.Namespace
             if way not in options.ways.split(","):
                 continue
             gc.collect()
-            device = made["executor"].device_s
             before = engine.stats()
             run = run_once(engine, load, arguments, way, options.at_once)
             after = engine.stats()
             if number == 0:
                 continue
-            device = made["executor"].device_s - device
+            device = after["device_s"] - before["device_s"]
             path = price.critical_path(run.calls, chunk=8192)
             c = run.counts
             phases = " ".join(f"{k[:-2]} {c[k]:.3f}" for k in _COUNTED if k.endswith("_s"))

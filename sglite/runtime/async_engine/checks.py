@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import operator
 from functools import lru_cache
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -20,6 +21,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Request = GenerateRequest | ScoreRequest
 
 _INT64 = 1 << 63
+_PLAIN = (str, int, float, bool, NoneType)
 _IDS = ("prompt", "continuations", "grammar_after")  # token ids are checked, and made plain, elsewhere
 
 
@@ -70,14 +72,15 @@ def checked_seconds(value: Any, param: str) -> float:
 
 def _plain(value: T, *, skip: tuple[str, ...] = (), prefix: str = "") -> T:
     changed: dict[str, Any] = {}
-    for name, kind in _fields(type(value)):
+    for name, kind, exact in _fields(type(value)):
         if name in skip:
             continue
-        given = getattr(value, name)
-        try:
-            made = msgspec.convert(_as_plain_int(given), kind)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"{prefix}{name}: {error}, not {given!r:.80}", param=prefix + name) from None
+        given = made = getattr(value, name)
+        if type(given) not in exact:
+            try:
+                made = msgspec.convert(_as_plain_int(given), kind)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"{prefix}{name}: {error}, not {given!r:.80}", param=prefix + name) from None
         wrong = _impossible(made)
         if wrong:
             raise InvalidRequest(f"{prefix}{name} {wrong}", param=prefix + name)
@@ -109,8 +112,18 @@ def _encodes(text: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.type) for field in msgspec.structs.fields(kind))
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any, frozenset[type]], ...]:
+    """Of each field its name, its type, and the plain types whose values need no look."""
+    return tuple((field.name, field.type, _exact(field.type)) for field in msgspec.structs.fields(kind))
+
+
+def _exact(kind: Any) -> frozenset[type]:
+    return frozenset(one for one in (get_args(kind) or (kind,)) if one in _PLAIN) if _is_union(kind) else frozenset()
+
+
+def _is_union(kind: Any) -> bool:
+    """Or one plain type."""
+    return kind in _PLAIN or isinstance(kind, UnionType) or get_origin(kind) is Union
 
 
 def _as_plain_int(value: Any) -> Any:
