@@ -367,7 +367,9 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     def to_exception(self) -> SgliteError:
         cls = error_types().get(self.type, SgliteError)
         if issubclass(cls, UnsupportedSchema):
-            return cls(self.message, pointer=self.pointer or "", keyword=self.keyword or "")
+            unsupported = cls(self.message, pointer=self.pointer or "", keyword=self.keyword or "")
+            unsupported.param = self.param or unsupported.param
+            return unsupported
         if issubclass(cls, InvalidGrammar):
             return cls(self.message, param=self.param, pointer=self.pointer, keyword=self.keyword)
         error = cls(self.message, param=self.param)

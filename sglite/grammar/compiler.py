@@ -203,7 +203,8 @@ class GrammarCompiler:
             if dear:
                 raise GrammarTimeout(f"the constraint takes over {seconds:g} s to compile")
             return None
-        if not answer.coverage.exact or answer.coverage.engine != LLGuidanceEngine.name:
+        is_validated = not answer.coverage.exact and spec.kind != "tools"  # of which nothing is checked afterwards
+        if is_validated or answer.coverage.engine != LLGuidanceEngine.name:
             return route.plan(spec)  # validators do not travel; the worker has shown that this is cheap
         return route.Plan.exact(answer.grammar, answer.coverage, answer.residual)
 
@@ -256,7 +257,7 @@ def _may_be_dear(spec: GrammarSpec) -> bool:
         return "json_schema" in spec.source
     if spec.kind == "regex" and regex_size(spec.source).expanded > _LONG_SOURCE:
         return True
-    return spec.kind == "json_schema" or len(spec.source) > _LONG_SOURCE
+    return spec.kind in ("json_schema", "tools") or len(spec.source) > _LONG_SOURCE
 
 
 def _submit(pool: ThreadPoolExecutor, function: Callable[..., None], *args: Any, **kwargs: Any) -> None:

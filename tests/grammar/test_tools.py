@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
-from sglite.errors import GrammarError, UnsupportedSchema
+from sglite.errors import GrammarError, GrammarTimeout, UnsupportedSchema
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.tools import AnswerSchema, CallSyntax, ToolAnswer, ToolCall, closed, tools
 from sglite.grammar.vocab import Vocab
@@ -221,6 +222,20 @@ def test_the_mask_of_a_call_says_what_accept_says(must_call, seed):
             fond = [i for i in allowed if set(vocab.tokens[i]) <= set(b'ab"{}[],:1 ')]
             token_id = script[step] if step < len(script) else rng.choice(fond or sorted(allowed))
             assert matcher.accept([token_id]) == 1
+
+
+def test_a_tool_is_planned_where_a_dear_schema_hurts_nobody():
+    dear = json.dumps({"anyOf": [{"const": f"some text {n}"} for n in range(3_000)]})
+    with closing(GrammarCompiler(Vocab.of_bytes(), CompilerConfig(quick_seconds=0.005, cpu_seconds=0.005))) as compiler:
+        with pytest.raises(GrammarTimeout):
+            compiler.compile_now(tools(ToolAnswer(calls=(ToolCall("t", dear),), syntax=TAGGED, must_call=True)))
+    with closing(GrammarCompiler(Vocab.of_bytes(), CompilerConfig())) as compiler:
+        wrong = ToolCall("t", '{"format":"idn-email"}', strict=True)
+        with pytest.raises(UnsupportedSchema) as refused:
+            compiler.compile_now(tools(ToolAnswer(calls=(wrong,), syntax=TAGGED, must_call=True)))
+        assert refused.value.param == "tools.t"
+        loose = compiler.compile_now(tools(ToolAnswer(calls=(ToolCall("t", wrong.schema),), syntax=TAGGED)))
+        assert not loose.coverage.exact
 
 
 def test_a_tool_without_a_schema_takes_any_object() -> None:
