@@ -132,16 +132,29 @@ class _Shapes:
         )
 
     def number_rules(self, place: frozenset[Key]) -> tuple[NumberRule, ...]:
-        """What a number at the place satisfies one of. It must be one value's place: in two conjunctions that hang on
-        what else there is, a number could be right for the wrong one."""
+        """What a number at the place satisfies one of. Conjunctions that hang on what else there is must not differ in
+        that: a number could be right for the wrong one."""
         gap = next((gap for key in place if (gap := self.parts[key].followed_numbers) is not None), None)
         if gap is None:
             return ()
-        inner = set().union(*(self.parts[key].same for key in place))
-        found = followed_numbers([case for key in sorted(place) for case in self.parts[key].number_cases])
-        if len(place - inner) > 1 or found is None:
+        roots = place - set().union(*(self.parts[key].same for key in place))
+        found = {followed_numbers(cases) for root in sorted(roots) if (cases := self.number_cases(root))}
+        rules = found.pop() if len(found) == 1 else None
+        if rules is None:
             raise Conflict(gap)
-        return found
+        return rules
+
+    def number_cases(self, root: Key) -> list[Case]:
+        """Those of a conjunction and of what stands in its place."""
+        seen: set[Key] = set()
+        stack, cases = [root], []
+        while stack:
+            key = stack.pop()
+            if key not in seen:
+                seen.add(key)
+                cases += self.parts[key].number_cases
+                stack += sorted(self.parts[key].same)
+        return cases
 
 
 def _reaching(parts: dict[Key, Parts]) -> set[Key]:

@@ -211,6 +211,18 @@ def test_a_number_ends_within_the_budget(spanning, name, extra):
     json.loads(text)
 
 
+def test_a_number_beside_texts_at_its_place_is_followed(spanning):
+    schema = {
+        "anyOf": [
+            {"properties": {"a": LARGE, "b": {"const": 1}}, "required": ["a", "b"], "type": "object"},
+            {"properties": {"a": {"type": "string"}, "b": {"const": 2}}, "required": ["a", "b"], "type": "object"},
+        ]
+    }
+    assert whole(spanning, spec.json_schema(schema), '{"a":999983,"b":1}')
+    assert whole(spanning, spec.json_schema(schema), '{"a":"999982","b":2}')
+    assert not whole(spanning, spec.json_schema(schema), '{"a":999982,"b":1}')
+
+
 def test_a_number_that_may_be_one_of_two_things_is_refused_or_validated(spanning):
     other = {"type": "integer", "multipleOf": 999_979}
     schema = {
