@@ -23,7 +23,7 @@ from itertools import chain
 
 import numpy as np
 
-from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, IntArray, PageUpdates, RowLoad, SharedPrefixes
+from sglite.runtime.batch import DEVICE_TOKEN, NO_MASK, Batch, BoolArray, IntArray, PageUpdates, RowLoad, SharedPrefixes
 from sglite.runtime.request import Request
 
 
@@ -192,7 +192,7 @@ class RowTable:
         self.computed[rows] -= 1
         self.in_flight[rows] -= 1
 
-    def advance_by(self, rows: list[int], runs: list[tuple[int, ...]]) -> IntArray:
+    def advance_by(self, rows: list[int], runs: list[tuple[int, ...]]) -> BoolArray:
         """Several known tokens for each of these rows, the first of which was sampled. Where another sample is under
         way, that is one of them: bool[rows], and it counts no more."""
         places = np.array(rows, np.int32)

@@ -23,7 +23,13 @@ def _compiled(schema: dict[str, Any], **limits: int) -> LLGuidanceGrammar:
 
 @pytest.mark.parametrize("around", [lambda s: s, lambda s: {"type": "object", "properties": {"a": s}}])
 def test_a_string_that_the_engine_could_not_follow_is_refused(around: Callable[[Any], Any]) -> None:
-    schema = {"type": "string", "minLength": 10, "maxLength": 900, "pattern": "[aA][12].*[zZ]", "not": {"pattern": "a1"}}
+    schema = {
+        "type": "string",
+        "minLength": 10,
+        "maxLength": 900,
+        "pattern": "[aA][12].*[zZ]",
+        "not": {"pattern": "a1"},
+    }
     assert _compiled(around(schema))
     with pytest.raises(GrammarTooLarge, match="too many expressions"):
         _compiled(around(schema), step_lexer_fuel=500)
