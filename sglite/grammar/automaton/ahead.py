@@ -32,13 +32,15 @@ def meet(
     grammar: Followed,
     vocab: Vocab,
     fill: Callable[[list[Matcher], Bitmask], None],
+    finish: Callable[[Matcher, Bitmask], None],
     *,
     texts: int,
     most: int,
     end: float,
 ) -> None:
-    """`texts` of up to `most` bytes; `fill` writes each matcher's mask into its row; ends at time.thread_time() `end`.
-    Nobody else may use the grammar's automaton meanwhile. Raises GrammarViolation, TooManyStates."""
+    """`texts` of up to `most` bytes; `fill` writes each matcher's mask into its row, up to what `finish` does to one.
+    No text is read after time.thread_time() `end`. Nobody else may use the grammar's automaton meanwhile. Raises
+    GrammarViolation, TooManyStates."""
     automaton = grammar.automaton
     assert automaton is not None
     rng = random.Random(0)
@@ -53,7 +55,8 @@ def meet(
             state = matcher.state
             if state is None or time.thread_time() > end:
                 break
-            if state.said not in said and (state.said.ahead is None or automaton.mask(state) is None):
+            # What is forced takes an engine milliseconds to tell, and is asked when somebody comes to it.
+            if state.said not in said and state.said.ahead == 0 and automaton.mask(state) is None:
                 said.add(state.said)
                 left[state] = matcher.exact.fork()
             time.sleep(0)  # whoever waits for the interpreter goes first
@@ -62,10 +65,8 @@ def meet(
     rows = np.empty((len(left), bitmask.words(vocab.size)), np.int32)
     fill(list(left.values()), rows)
     for (state, own), row in zip(left.items(), rows, strict=True):
+        finish(own, row)
         automaton.learn(state, row.copy())
-        if state.said.forced is None:
-            state.said.forced = tuple(own.forced())
-            state.said.ahead = len(state.said.forced)
         time.sleep(0)
 
 

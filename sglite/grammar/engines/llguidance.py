@@ -339,12 +339,14 @@ class LLGuidanceEngine:
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher.native, row) for row, matcher in enumerate(natives)], rows.ctypes.data, 4 * width, len(rows)
             )
-            for matcher, row in zip(natives, rows, strict=True):
-                matcher.finish_fill(row)
+
+        def finish(matcher: Matcher, row: Bitmask) -> None:
+            assert isinstance(matcher, LLGuidanceMatcher)
+            matcher.finish_fill(row)
 
         try:
             end = time.thread_time() + _AHEAD_SECONDS
-            meet(grammar, self.vocab, fill, texts=_AHEAD_TEXTS, most=_AHEAD_BYTES, end=end)
+            meet(grammar, self.vocab, fill, finish, texts=_AHEAD_TEXTS, most=_AHEAD_BYTES, end=end)
         except (GrammarViolation, TooManyStates):
             return  # it comes to a limit somewhere: whoever gets there is told
 

@@ -14,7 +14,7 @@ from sglite.grammar.automaton.positions import Machine
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
 from sglite.grammar.engines import llguidance
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar
-from sglite.grammar.matcher import Bitmask, Matcher
+from sglite.grammar.matcher import Bitmask
 from tests.grammar.automaton.test_followed import SCHEMAS, closed, text, tricky_vocab
 
 PERSON = closed(name=text(20), age={"type": "integer"}, kind={"enum": ["left", "right"]})
@@ -41,10 +41,11 @@ def test_a_completion_after_the_compile_asks_no_engine_at_usual_places(compiler:
     assert isinstance(matcher, FollowedMatcher)
     known = []
     for token_id in compiler.vocab.encode('{"name":"the","age":1,"kind":"left"}'):
-        known.append(matcher.known_mask() is not None)
+        if matcher.state is not None and matcher.state.said.ahead == 0:
+            known.append(matcher.known_mask() is not None)
         matcher.accept([token_id])
-    assert sum(known) > len(known) // 2
-    assert known[0]
+    assert len(known) > 2
+    assert sum(known) >= len(known) - 1
     assert matcher._own is None, "no engine's matcher was made"
 
 
@@ -79,7 +80,7 @@ def test_a_grammar_that_takes_long_is_left_for_later(compiler: GrammarCompiler) 
     assert automaton is not None
     automaton.forget()
 
-    def nothing(matchers: list[Matcher], rows: Bitmask) -> None:
+    def nothing(matchers: object, rows: Bitmask) -> None:
         raise AssertionError("nothing was met")
 
-    meet(grammar.base, compiler.vocab, nothing, texts=3, most=100, end=time.thread_time() - 1)
+    meet(grammar.base, compiler.vocab, nothing, nothing, texts=3, most=100, end=time.thread_time() - 1)
