@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -80,6 +80,126 @@ SCHEMAS: dict[str, Any] = {
         "type": "object",
         "patternProperties": {f"{c}.*{c}": {"type": "integer"} for c in "abcdefghijklmnop"},
     },
+}
+
+
+def doubled(depth: int, step: Callable[[str], Any], last: Any) -> dict[str, Any]:
+    """Definitions d1, d2 ..., each made of references to the one before."""
+    below = {f"d{i}": step(f"#/$defs/d{i - 1}") for i in range(1, depth + 1)}
+    return {"$ref": f"#/$defs/d{depth}", "$defs": {"d0": last, **below}}
+
+
+def within(depth: int, step: Callable[[Any], Any], last: Any) -> Any:
+    for _ in range(depth):
+        last = step(last)
+    return last
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SCHEMAS |= {
+    "100 patterns of keys": {"patternProperties": {f"^k{n}": {"type": "integer"} for n in range(100)}},
+    "40 patterns within each other": {"patternProperties": {f"^{'a' * n}": {"minimum": n} for n in range(1, 41)}},
+    "26 things that a string must not hold": {
+        "type": "string",
+        "allOf": [{"not": {"pattern": f"{c}.*{c}"}} for c in LETTERS],
+    },
+    "12 patterns at once": {
+        "type": "string",
+        "allOf": [{"pattern": f"{c}.{{{n}}}{c}"} for n, c in enumerate("abcdefghijkl")],
+    },
+    "words that a bounded string must not hold": {
+        "type": "string",
+        "minLength": 50,
+        "maxLength": 400,
+        "allOf": [{"not": {"pattern": word}} for word in ("foo", "bar", "baz", "qux", "quux")],
+    },
+    "counted words within a bounded string": {"type": "string", "pattern": "^([a-z]+ ?){1,200}$", "minLength": 1000},
+    "a link with more to it": {
+        "type": "string",
+        "format": "uri",
+        "pattern": "^https?://.*\\.com.*$",
+        "maxLength": 200,
+        "not": {"pattern": "localhost"},
+    },
+    "12 looks ahead": {
+        "type": "string",
+        "pattern": "^" + "".join(f"(?=.*{c}.{{3}}{c})" for c in "abcdefghijkl") + ".{8,200}$",
+    },
+    "what may not come, far on": {"type": "string", "pattern": "^(?!.*(foo|bar|baz)).{5,300}$", "minLength": 100},
+    "counts within counts": {"type": "string", "pattern": "^(([a-z]{1,40}-){1,40}[0-9]{1,40}){1,40}$"},
+    "5,000 alternatives": {"type": "string", "pattern": f"^({'|'.join(f'w{n}x' for n in range(5000))})$"},
+    "40 times anything": {"type": "string", "pattern": "^" + ".*a" * 40 + "$"},
+    "one of 2^12": within(12, lambda s: {"oneOf": [{"properties": {k: s}, "required": [k]} for k in "ab"]}, {}),
+    "25 choices of two keys": {
+        "allOf": [{"anyOf": [{"required": [f"a{n}"]}, {"required": [f"b{n}"]}]} for n in range(25)]
+    },
+    "60 branches that overlap": {
+        "oneOf": [{"properties": {f"v{n}": {"type": "integer"}}, "required": ["t"]} for n in range(60)]
+    },
+    "200 ranges": {"oneOf": [{"type": "integer", "minimum": 10 * n, "maximum": 10 * n + 9} for n in range(200)]},
+    "100 ranges that overlap": {"oneOf": [{"type": "integer", "minimum": n, "maximum": n + 50} for n in range(100)]},
+    "ifs within ifs": within(
+        14, lambda s: {"if": {"properties": {"k": {"const": 1}}}, "then": s, "else": {"properties": {"z": s}}}, {}
+    ),
+    "16 keys that change each other": {
+        "properties": {f"k{n}": {"type": "integer"} for n in range(16)},
+        "dependentSchemas": {f"k{n}": {"properties": {f"k{(n + 1) % 16}": {"minimum": n}}} for n in range(16)},
+    },
+    "keys that need each other in a ring": {
+        "dependentRequired": {f"k{n}": [f"k{(n + 1) % 200}"] for n in range(200)},
+    },
+    "arrays of pairs of pairs": doubled(
+        30, lambda ref: {"type": "array", "prefixItems": [{"$ref": ref}] * 2, "minItems": 2}, {}
+    ),
+    "allOf that doubles": doubled(25, lambda ref: {"allOf": [{"$ref": ref}, {"required": ["a"]}, {"$ref": ref}]}, {}),
+    "anyOf that doubles": doubled(
+        20, lambda ref: {"anyOf": [{"$ref": ref}, {"allOf": [{"$ref": ref}, {"maximum": 3}]}]}, {"minimum": 0}
+    ),
+    "not that doubles": doubled(12, lambda ref: {"not": {"allOf": [{"not": {"$ref": ref}}, {"required": ["a"]}]}}, {}),
+    "two that are not each other": {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"not": {"$ref": "#/$defs/a"}}},
+    },
+    "itself as a key that must be there": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "3,000 references in a row": doubled(3000, lambda ref: {"$ref": ref}, {"type": "null"}),
+    "2,000 definitions in a row": doubled(2000, lambda ref: {"properties": {"n": {"$ref": ref}}}, {"type": "null"}),
+    "3,000 anchors": {
+        "anyOf": [{"$ref": f"#a{n}"} for n in range(3000)],
+        "$defs": {f"d{n}": {"$anchor": f"a{n}", "const": n} for n in range(3000)},
+    },
+    "a long pointer": {"$ref": "#/" + "~0/" * 5000},
+    "ends of doubles": {"type": "number", "minimum": 5e-324, "maximum": 1.7976931348623157e308},
+    "380 digits": {"type": "integer", "minimum": int("17" * 190), "maximum": int("93" * 190)},
+    "multipleOf pi": {"type": "number", "multipleOf": 3.14159265358979},
+    "multipleOf of nine primes": {
+        "type": "integer",
+        "allOf": [{"multipleOf": p} for p in (2, 3, 5, 7, 11, 13, 17, 19, 23)],
+    },
+    "no multiple of many": {"type": "integer", "allOf": [{"not": {"multipleOf": p}} for p in (2, 3, 5, 7, 11, 13)]},
+    "3,000 objects": {"enum": [{"a": n, "b": [n, str(n)]} for n in range(3000)]},
+    "long strings": {"enum": ["x" * 10_000 + str(n) for n in range(60)]},
+    "one forced string of 200,000": {"const": "y" * 200_000},
+    "20,000 keys": object_of(20_000, True),
+    "half of 1,500 keys required": {**object_of(1500, {}), "required": [f"key{n}" for n in range(0, 1500, 2)]},
+    "almost all of 300 keys": {
+        **object_of(300, {"type": "boolean"}),
+        "minProperties": 298,
+        "maxProperties": 299,
+        "additionalProperties": False,
+    },
+    "400 objects that begin alike": {
+        "anyOf": [
+            {"properties": {"t": {"type": "string"}, f"v{n}": {}}, "required": ["t", f"v{n}"]} for n in range(400)
+        ]
+    },
+    "1,000 matching items": {"type": "array", "contains": {"const": 1}, "minContains": 1000, "maxContains": 1001},
+    "90,000 items": within(
+        2, lambda s: {"type": "array", "items": s, "minItems": 300, "maxItems": 300}, {"type": "null"}
+    ),
+    "3,000 first items": {"type": "array", "prefixItems": [{"const": n} for n in range(3000)], "items": False},
+    "no item twice, 30 deep": within(
+        30, lambda s: {"type": "array", "items": s, "uniqueItems": True, "minItems": 1}, {}
+    ),
 }
 
 REGEXES = ["(a?){500}a{500}", "(a{1000}){0,1000}", "([a-z]{0,1000}x){0,1000}", "(.*a){40}", "(x+x+)+y", "a{65536}"]
