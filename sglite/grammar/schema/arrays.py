@@ -7,6 +7,7 @@ the items are kept apart while they are written (distinct.py).
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from sglite.grammar.schema.cases import ARRAY, Case, Conjunction, Contains, Gap
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = Terminal('"["'), Terminal('"]"')
 MAX_COUNT_STATES = 4000
+MAX_COMPARED = 8  # places of a tuple that are compared with each other
 
 
 def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
@@ -29,6 +31,9 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
         _repeat(emitter, case)
     else:
         emitter.here.other_arrays = True
+    if case.unique is not None and _places_differ(emitter, case):
+        case = case.copy()
+        case.unique = None
     if case.unique is None:
         emitter.here.free |= case.max_items is None or case.max_items > 1
     elif case.max_items is None or case.max_items > 1:
@@ -55,6 +60,19 @@ def emit_array(emitter: Emitter, rule: Rule, case: Case) -> None:
 
 
 _AMBIGUOUS = "whether items may stand twice depends on what else the value is"
+
+
+def _places_differ(emitter: Emitter, case: Case) -> bool:
+    """Proven: the items are few, and what may stand at one place may not at any other."""
+    length, hopeless = prefix_length(case), emitter.expander.is_hopeless
+    rest = case.item_literals(length)
+    if case.max_items is not None and case.max_items < length:
+        length = case.max_items
+    elif not (case.max_items == length or (rest and hopeless(rest))):
+        return False
+    places = [case.item_literals(index) for index in range(length)]
+    pairs = combinations(places, 2) if length <= MAX_COMPARED else ()
+    return 1 < length <= MAX_COMPARED and all(hopeless(tuple(dict.fromkeys(one + other))) for one, other in pairs)
 
 
 def _repeat(emitter: Emitter, case: Case) -> None:

@@ -26,6 +26,16 @@ def accepts(schema: Any, *values: Any) -> list[bool]:
         ({"pattern": "ab"}, ["xaby", 3], ["ba"]),
         ({"type": "object", "required": ["a"]}, [{"a": 1}, {"a": 1, "b": 2}], [{}, {"b": 1}]),
         ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, [[], [2, 1]], [[1, 1]]),
+        (
+            {
+                "prefixItems": [{"type": "integer"}, {"type": "string"}],
+                "items": False,
+                "uniqueItems": True,
+                "type": "array",
+            },
+            [[], [1], [1, "a"]],
+            [["a"], [1, 1], [1, "a", 2]],
+        ),
         ({"type": "number", "minimum": 4}, [4, 4.1], [3.9]),
         ({"type": "number", "minimum": -0.5, "maximum": 0.5}, [-0.4, 0], [-0.6, 0.51]),
         ({"type": "integer", "minimum": 2**63 - 1, "maximum": 2**64 + 1}, [2**63, 2**64 + 1], [2**63 - 2, 2**64 + 2]),
