@@ -130,8 +130,11 @@ class GrammarCompiler:
             return flight
 
     def compile_now(self, spec: GrammarSpec) -> CompiledGrammar:
-        """The same, waited for."""
-        return self.compile(spec).result()
+        """The same, waited for, with what else is made ready of it."""
+        found = self.compile(spec).result()
+        if isinstance(found, Grammar) and isinstance(found.base, LLGuidanceGrammar):
+            found.base.is_ready.wait()
+        return found
 
     def heal(self, token_id: int, inner: Matcher | None) -> Matcher | None:
         """See `sglite.grammar.heal.heal_token`."""
@@ -177,6 +180,8 @@ class GrammarCompiler:
             result = SgliteError(f"the constraint could not be compiled: {type(error).__name__}: {error}")
             result.__cause__ = error
         self._land(spec, flight, result)
+        if isinstance(result, Grammar) and isinstance(result.base, LLGuidanceGrammar):
+            self._llguidance.get_ready(result.base)
 
     def _land(
         self, spec: GrammarSpec, flight: Future[CompiledGrammar], result: CompiledGrammar | BaseException

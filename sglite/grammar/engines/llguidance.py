@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import llguidance
@@ -234,7 +234,7 @@ class LLGuidanceGrammar:
     a full one is replaced.
 
     Reading a grammar for its automaton takes about as long as compiling it (1 to 3 ms for typical schemas, more for
-    large ones). A short one is read at once. A long one pays from the second completion on, so that is when it is
+    large ones). A short one is read right after its compile. A long one pays from the second completion on, so that is when it is
     begun, in a thread; completions under way follow it from when it is there.
     """
 
@@ -246,6 +246,7 @@ class LLGuidanceGrammar:
     follower: Follower | None = field(repr=False, default=None)
     automaton: Automaton | None = field(repr=False, default=None)
     completions: int = field(repr=False, default=0)
+    is_ready: threading.Event = field(repr=False, default_factory=threading.Event)  # see LLGuidanceEngine.get_ready
 
     def matcher(self) -> Matcher:
         self.completions += 1
@@ -324,11 +325,20 @@ class LLGuidanceEngine:
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
         text = followed_text(spec, grammar)
         follower = None if text is None else self._follower
-        found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
-        found.read_if_short()
-        if found.automaton is not None:
-            self._meet(found)
-        return found
+        return LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
+
+    def get_ready(self, grammar: LLGuidanceGrammar) -> None:
+        """Read a short grammar for its automaton, and know its usual positions before a completion comes to them: about
+        10 ms, for which no completion waits. Those under way follow it from when it is there."""
+        twin = replace(grammar)  # nobody else may use the automaton while its positions are met
+        try:
+            twin.read_if_short()
+            grammar.follower = twin.follower
+            if twin.automaton is not None:
+                self._meet(twin)
+                grammar.automaton = twin.automaton
+        finally:
+            grammar.is_ready.set()
 
     def _meet(self, grammar: LLGuidanceGrammar) -> None:
         """Know the usual positions before the first completion comes to them."""
