@@ -234,8 +234,8 @@ class LLGuidanceGrammar:
     a full one is replaced.
 
     Reading a grammar for its automaton takes about as long as compiling it (1 to 3 ms for typical schemas, more for
-    large ones). A short one is read right after its compile. A long one pays from the second completion on, so that is when it is
-    begun, in a thread; completions under way follow it from when it is there.
+    large ones). A short one is read right after its compile. A long one pays from the second completion on, so that is
+    when it is begun, in a thread; completions under way follow it from when it is there.
     """
 
     spec: GrammarSpec
