@@ -33,10 +33,11 @@ class Ask:
     """One mask that is being made, and what is forced there where that is not known either. `row` None once it is done:
     it could not be; whoever asks again is told why."""
 
-    __slots__ = ("at", "done", "forced", "matcher", "row")
+    __slots__ = ("at", "done", "forced", "matcher", "row", "state")
 
     def __init__(self, matcher: FollowedMatcher | LLGuidanceMatcher, at: int) -> None:
         self.matcher = matcher
+        self.state = matcher.state if isinstance(matcher, FollowedMatcher) else None  # it may have moved on by the end
         self.at = at  # tokens that an engine's matcher had taken
         self.row: Bitmask | None = None
         self.forced: tuple[int, ...] | None = None
@@ -102,7 +103,7 @@ class Asks:
             if ask.done and isinstance(ask.matcher, FollowedMatcher):
                 del self._open[key]
                 if ask.row is not None:
-                    ask.matcher.learn(ask.row, ask.forced)
+                    ask.matcher.learn(ask.row, ask.forced, state=ask.state)
 
     def _answer(self, asks: list[Ask]) -> None:
         try:

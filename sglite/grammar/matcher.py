@@ -124,7 +124,8 @@ class MaskAsker(Protocol):
         ...
 
     def wait(self, asked: Iterable[Asked], seconds: float) -> None:
-        """Until all of them are done, or the time is over."""
+        """Until all of them are done, or the time is over. What is done by then, these or others, is known from then
+        on."""
         ...
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from sglite.bench.structured import bystander
 from sglite.runtime.async_engine.facade import Engine
@@ -33,6 +32,7 @@ class SmallSteps(TimedExecutor):
 
     def forward(self, batch: Batch) -> None:
         busy_launches(program_host._OPS_GRAPH)
+        self.device_s += self._step_s
         self._free_at = max(time.perf_counter(), self._free_at) + self._step_s + self._token_s * batch.num_tokens
 
     def caught_up(self) -> bool:
@@ -49,8 +49,7 @@ def build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
         token_us=3.0,
         agree=False,
     )
-    made: dict[str, Any] = {}
-    return program_host.builder(options, made)()  # type: ignore[arg-type]
+    return program_host.builder(options)()  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -154,3 +154,25 @@ def test_what_is_forced_is_told_with_the_mask_and_not_before(compiler: GrammarCo
     assert matcher.state is not None
     assert matcher.state.said.forced == tuple(matcher.exact.forced())
     assert matcher.ahead > 0
+
+
+def test_what_comes_after_its_matcher_has_moved_on_is_kept_for_where_it_was(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_now(spec.json_schema(SCHEMAS["short strings"] | {"description": "moved on"}))
+    matcher = grammar.matcher()
+    assert isinstance(matcher, FollowedMatcher)
+    matcher.accept(compiler.vocab.encode('{"name":"a"'))
+    before, expected_row = matcher.state, expected(matcher.exact, compiler.vocab.size)
+    assert before is not None
+    asked = compiler.filler.begin([matcher])
+    while not asked[0].done:
+        pass
+    legal = bitmask.ids(expected_row).tolist()
+    assert matcher.accept(legal[:1]) == 1
+    after = matcher.state
+    assert after is not None
+    compiler.filler.wait((), 0.0)
+    assert before.said.mask is not None
+    assert np.array_equal(before.said.mask.words, expected_row)
+    assert after.said.mask is None or np.array_equal(
+        after.said.mask.words, expected(matcher.exact, compiler.vocab.size)
+    )

@@ -241,13 +241,18 @@ class FollowedMatcher:
         """An engine has to tell what is forced here."""
         return self.state is not None and not self._num_stops and self.state.said.ahead is None
 
-    def learn(self, row: Bitmask, forced: tuple[int, ...] | None = None) -> SharedMask | None:
-        """`row` holds what the engine's matcher says here, `forced` what is forced where that was asked too."""
-        if self._automaton is None or self.state is None or self._num_stops:
+    def learn(
+        self, row: Bitmask, forced: tuple[int, ...] | None = None, *, state: State | None = None
+    ) -> SharedMask | None:
+        """`row` holds what the engine's matcher says here, or said where `state` was; `forced` what is forced there, if
+        that was asked too."""
+        if state is None:
+            state = None if self._num_stops else self.state
+        if self._automaton is None or state is None:
             return None
         if forced is not None:
-            self.state.said.forced, self.state.said.ahead = forced, len(forced)
-        return self._automaton.learn(self.state, row.copy())
+            state.said.forced, state.said.ahead = forced, len(forced)
+        return self._automaton.learn(state, row.copy())
 
     def took(self, token_id: int) -> None:
         """The engine's matcher, being all there is, took one token by another way."""

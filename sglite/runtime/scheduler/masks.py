@@ -139,6 +139,7 @@ class MaskFiller:
             if may and over is not None and over():
                 break
             asker.wait([asked[place] for place in late], _LOOK_AGAIN_S if may else _UNTIL_DONE_S)
+        asker.wait((), 0.0)  # what has come is looked at, also where nobody had to wait
         for place in late:
             i, _, draw, _ = bound[place]
             step.batch.mask_slots[draw] = NO_MASK
