@@ -38,6 +38,7 @@ _COUNTED = (
     "forced_tokens",
     "cached_tokens",
     "stale_tokens",
+    "late_tokens",
     "held_token_steps",
     "computed_token_steps",
     "schedule_s",

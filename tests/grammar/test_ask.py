@@ -15,7 +15,7 @@ from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
 from sglite.grammar.engines import llguidance
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
-from sglite.grammar.matcher import Matcher
+from sglite.grammar.matcher import REFUSED, Matcher
 from tests.grammar.automaton.test_followed import SCHEMAS, both_of, odd_first, tricky_vocab
 
 
@@ -176,3 +176,30 @@ def test_what_comes_after_its_matcher_has_moved_on_is_kept_for_where_it_was(comp
     assert after.said.mask is None or np.array_equal(
         after.said.mask.words, expected(matcher.exact, compiler.vocab.size)
     )
+
+
+@pytest.mark.parametrize("name", ["short strings", "alternatives", "nested", "patterns with bounds"])
+def test_rows_that_go_on_while_others_are_late_see_what_the_engine_says(compiler: GrammarCompiler, name: str) -> None:
+    vocab, filler, rng = compiler.vocab, compiler.filler, random.Random(name)
+    wanted = spec.json_schema(SCHEMAS[name] | {"description": "late ones"})
+    pairs = [both_of(compiler, wanted) for _ in range(8)]
+    rows = np.zeros((len(pairs), bitmask.words(vocab.size)), np.int32)
+    for _ in range(40):
+        asked = filler.begin([followed for followed, _ in pairs])
+        filler.wait(asked.values() if rng.random() < 0.4 else (), rng.choice((0.0, 10.0)))
+        ready = [i for i in range(len(pairs)) if i not in asked or asked[i].done]
+        masks, failures = filler.shared([pairs[i][0] for i in ready])
+        assert not failures
+        drawn: list[int] = []
+        for i, mask in zip(ready, masks, strict=True):
+            followed, exact = pairs[i]
+            if mask is None:
+                assert not filler.fill([followed], [i], rows)
+            words = rows[i] if mask is None else mask.words
+            assert np.array_equal(words, expected(exact, vocab.size))
+            drawn.append(odd_first(rng, bitmask.ids(words).tolist(), vocab))
+            assert exact.accept(drawn[-1:]) == 1
+        assert REFUSED not in filler.advance([pairs[i][0] for i in ready], drawn)
+        for i in ready:
+            if pairs[i][1].finished:
+                pairs[i] = both_of(compiler, wanted)
