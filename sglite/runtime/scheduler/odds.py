@@ -7,6 +7,7 @@ the matcher's `state`, which all completions under a grammar share and which cou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from sglite.grammar.matcher import Matcher
@@ -14,6 +15,7 @@ from sglite.runtime.request import Request
 
 _PRIOR = 2.0  # draws that the share of all places weighs at one
 _MEMORY = 0.05  # weight of the newest step in that share
+_MANY = 64  # rows of which no more are looked at: so many are like all
 
 
 class RunOdds:
@@ -22,15 +24,15 @@ class RunOdds:
 
     @staticmethod
     def places(matchers: Iterable[Matcher | None]) -> list[Any]:
-        """Where the matchers stand; None for those that do not tell."""
-        return [getattr(matcher, "state", None) for matcher in matchers]
+        """Where the first matchers stand; None for those that do not tell."""
+        return [getattr(matcher, "state", None) for matcher in islice(matchers, _MANY)]
 
     def drew(self, places: Sequence[Any], followed: Sequence[bool]) -> None:
-        """At each place a token was drawn, which forced text followed or not."""
-        if not places:
+        """Tokens were drawn, the first ones at these places, which forced text followed or not."""
+        if not followed:
             return
         self.share += _MEMORY * (sum(followed) / len(followed) - self.share)
-        for place, run in zip(places, followed, strict=True):
+        for place, run in zip(places, followed, strict=False):
             if place is not None:
                 place.draws += 1
                 place.runs += run
@@ -38,7 +40,7 @@ class RunOdds:
     def expected(self, requests: Sequence[Request]) -> float:
         """Runs that may follow what these rows are drawing."""
         total = 0.0
-        for request in requests:
+        for request in requests[:_MANY]:
             matcher = request.matcher
             if matcher is None or request.num_ahead:  # what it draws is known
                 continue
@@ -47,4 +49,4 @@ class RunOdds:
                 total += self.share
             else:
                 total += (place.runs + _PRIOR * self.share) / (place.draws + _PRIOR)
-        return total
+        return total * max(1.0, len(requests) / _MANY)

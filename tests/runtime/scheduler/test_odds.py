@@ -40,3 +40,12 @@ def test_rows_without_a_grammar_and_known_draws_expect_nothing() -> None:
     assert odds.expected([SimpleNamespace(matcher=None, num_ahead=0)]) == 0.0  # type: ignore[list-item]
     assert odds.expected([row(digit, num_ahead=1)]) == 0.0
     odds.drew([], [])
+
+
+def test_many_rows_are_judged_by_the_first_ones() -> None:
+    odds, places = RunOdds(), [Place() for _ in range(300)]
+    for _ in range(50):
+        odds.drew(RunOdds.places(row(place).matcher for place in places), [True, False] * 150)
+    assert 120 < odds.expected([row(place) for place in places]) < 180
+    assert [place.draws for place in places[:64]] == [50] * 64
+    assert not any(place.draws for place in places[64:])
