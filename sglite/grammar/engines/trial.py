@@ -6,6 +6,7 @@ for one mask allow. That would show in the middle of a value; here it shows at t
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from sglite.grammar.spelling import UNIT
 from sglite.grammar.vocab import Vocab
 
 _TRIED_TOKENS = 12  # of a walk
-_SECONDS = 0.15  # CPU time of all trials of a grammar, after which no further step is begun
+_SECONDS = 0.02  # CPU time of all trials of a grammar, after which no further step is begun; a failing one takes 0.1
 _PLACES = (0.35, 0.75)  # one walk each: where, among the tokens that may come, the one that is taken stands
 _MANY_OPERANDS = 3
+_LONG_EXCLUDING = 100  # the same, where something is excluded
 _MANY_TEXTS = 6  # places of any text in one terminal: two a pattern that is searched for
-_LONG_REPEAT = 100
+_LONG_REPEAT = 5_000  # all counts of one terminal multiplied
 _COUNT = re.compile(r"(?<!\\x)\{(\d+)(?:,(\d*))?\}")
 
 
@@ -64,8 +66,9 @@ def _entangled(lark: str) -> Iterator[tuple[str, str]]:
         operands = line.count(" & ")
         if operands and _is_terminal(line):
             name, _, expression = line.partition(": ")
-            longest = max((int(most or least) for least, most in _COUNT.findall(expression)), default=0)
-            if operands >= _MANY_OPERANDS or longest >= _LONG_REPEAT or expression.count(UNIT) >= _MANY_TEXTS:
+            longest = math.prod(max(int(most or least), 1) for least, most in _COUNT.findall(expression))
+            long = longest >= _LONG_REPEAT or (longest >= _LONG_EXCLUDING and "~" in expression)
+            if long or operands >= _MANY_OPERANDS or expression.count(UNIT) >= _MANY_TEXTS:
                 yield name, expression
 
 
