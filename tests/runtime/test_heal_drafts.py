@@ -90,7 +90,7 @@ def test_a_boundary_that_is_spelled_again_costs_no_step(overlap: bool, max_token
     assert len(outputs[0].token_ids) == max_tokens + 1
     assert outputs[0].text == outputs[1].text
     assert drafted.core.metrics.steps == apart.core.metrics.steps - 1
-    assert outputs[0].usage.draft_tokens == 0
+    assert outputs[0].usage.accepted_draft_tokens == 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])

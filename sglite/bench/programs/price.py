@@ -2,8 +2,8 @@
 
 The critical path is walked back from the call that ended last: its predecessor is the call of the same program that
 ended last before it was sent (of any program, where its own has none: programs that wait for their turn). A call needs
-one step for each piece of its prompt that is not cached and one for each further token that it draws; a step costs
-what the engine's steps took on average while the call ran.
+one step for each piece of its prompt that is not cached and one for each further token that it draws, unless that was
+drafted (the boundary to its prompt is); a step costs what the engine's steps took on average while the call ran.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def needed_steps(call: Call, *, chunk: int) -> int:
     pieces = -(-new // chunk)
     if not call.generates:
         return pieces
-    return pieces + max(0, call.usage.completion_tokens - call.usage.forced_tokens - 1)
+    usage = call.usage
+    return pieces + max(0, usage.completion_tokens - usage.forced_tokens - usage.accepted_draft_tokens - 1)
 
 
 def _before(by_end: Sequence[Call], call: Call) -> Call | None:

@@ -255,6 +255,7 @@ class OutputProcessor:
             self._table.in_flight[request.row] -= 1
             drafts = int(batch.num_drafts[i])
             if i in step.assumed:
+                self._count_drafts(request, drafts, count - 1)
                 if count <= drafts and self._table.rewind(request) and following is not None:
                     following.dropped.add(request)
             elif drafts:
