@@ -29,7 +29,7 @@ from sglite.grammar.schema.pattern import (
 )
 from sglite.grammar.schema.pattern_text import Expression
 
-_MOST_LOOKS = 2_000  # tuples whose own rests are made: 20 ms
+_MOST_LOOKS = 1_000  # tuples whose own rests are made: 10 ms
 _MOST_REGEXES = 20_000
 _MOST_PARTS = 5_000  # of one tree
 _MOST_ROWS = 2_000  # of a table that is used again
