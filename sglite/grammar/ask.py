@@ -61,6 +61,11 @@ class Asks:
         wanted: set[Said | LLGuidanceMatcher] = set()
         new: list[Ask] = []
         for i, matcher in enumerate(matchers):
+            own = matcher.own if self._open and isinstance(matcher, FollowedMatcher) else None
+            asked = self._open.get(own) if isinstance(own, LLGuidanceMatcher) else None
+            if asked is not None and not asked.done:  # its automaton came while it was asked without one
+                found[i] = asked
+                continue
             key = _asked_of(matcher)
             if key is None:
                 continue
@@ -146,4 +151,4 @@ def _asked_of(matcher: Matcher) -> Said | LLGuidanceMatcher | None:
         if matcher.stopped or matcher.known_mask() is not None:
             return None
         return None if matcher.state is None else matcher.state.said
-    return matcher if type(matcher) is LLGuidanceMatcher else None
+    return matcher if type(matcher) is LLGuidanceMatcher and matcher.start is None else None

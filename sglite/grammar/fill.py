@@ -60,7 +60,7 @@ class BatchFiller:
                     failures[i] = error
             own = chain[-1]
             if type(own) is LLGuidanceMatcher:
-                made = self._asks.take(own)
+                made = own.start.mask if own.start is not None else self._asks.take(own)
                 if made is None:
                     bases.append((own, row))
                 else:

@@ -33,7 +33,7 @@ def walked(compiler: GrammarCompiler, name: str, *, engines: bool, seed: int) ->
     matcher = exact if engines else followed
     rng = random.Random(seed)
     row = bitmask.empty(compiler.vocab.size)
-    for _ in range(rng.randint(0, 12)):
+    for _ in range(rng.randint(1, 12)):
         exact.fill(row)
         token_id = odd_first(rng, bitmask.ids(row).tolist(), compiler.vocab)
         if token_id in compiler.vocab.stop_ids:
@@ -203,3 +203,29 @@ def test_rows_that_go_on_while_others_are_late_see_what_the_engine_says(compiler
         for i in ready:
             if pairs[i][1].finished:
                 pairs[i] = both_of(compiler, wanted)
+
+
+def test_what_comes_first_is_told_by_the_compile(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (spec.json_schema(SCHEMAS["numbers"]), spec.lark('start: "ab" /[a-z]+/'), spec.regex("a(b|c)")):
+        grammar = compiler.compile_now(kind)
+        assert isinstance(grammar, Grammar)
+        assert isinstance(grammar.base, LLGuidanceGrammar)
+        matcher = grammar.base.exact_matcher()
+        plain = LLGuidanceMatcher(matcher.native.deep_copy(), compiler.vocab)
+        row, other = bitmask.empty(compiler.vocab.size), bitmask.empty(compiler.vocab.size)
+        matcher.fill(row)
+        plain.fill(other)
+        assert np.array_equal(row, other)
+        assert matcher.forced() == plain.forced()
+        assert not compiler.filler.begin([matcher]), "nobody has to be asked"
+        rows = np.zeros((1, bitmask.words(compiler.vocab.size)), np.int32)
+        assert not compiler.filler.fill([matcher], [0], rows)
+        assert np.array_equal(rows[0], other)
+        first = bitmask.ids(row).tolist()[0]
+        assert matcher.accept([first]) == plain.accept([first]) == 1
+        matcher.fill(row)
+        plain.fill(other)
+        assert np.array_equal(row, other)
+        assert matcher.forced() == plain.forced()
+        matcher.rollback(1)
+        assert matcher.start is not None

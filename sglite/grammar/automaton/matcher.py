@@ -84,6 +84,11 @@ class FollowedMatcher:
     # -- the engine's matcher
 
     @property
+    def own(self) -> Matcher | None:
+        """The engine's matcher, wherever it stands; None: it has none yet."""
+        return self._own
+
+    @property
     def is_engines(self) -> bool:
         """There is no automaton here: the engine's matcher, which stands here, is all there is."""
         if self._automaton is None:

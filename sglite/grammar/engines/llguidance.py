@@ -54,15 +54,26 @@ _TEXT = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(_TEXT + f"{{1,{n}}}" for n in (2, 4, 6, 8, 12, 16, 30)), _TEXT + "+"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """What the engine says before the first token, told when the grammar is compiled."""
+
+    mask: Bitmask  # int32[words], not to be written
+    forced: tuple[int, ...]
+
+
 class LLGuidanceMatcher:
     """See `sglite.grammar.matcher.Matcher`."""
 
-    __slots__ = ("_num_stops", "_num_tokens", "_vocab", "lock_group", "native")
+    __slots__ = ("_num_stops", "_num_tokens", "_start", "_vocab", "lock_group", "native")
 
-    def __init__(self, native: llguidance.LLMatcher, vocab: Vocab, lock_group: int = 0) -> None:
+    def __init__(
+        self, native: llguidance.LLMatcher, vocab: Vocab, lock_group: int = 0, start: Start | None = None
+    ) -> None:
         self.native = native
         self.lock_group = lock_group  # those of one group fill one after another
         self._vocab = vocab
+        self._start = start
         self._num_tokens = 0  # taken by native
         self._num_stops = 0  # stop ids accepted after them
 
@@ -74,6 +85,11 @@ class LLGuidanceMatcher:
     def num_tokens(self) -> int:
         """Taken so far, stop ids included."""
         return self._num_tokens + self._num_stops
+
+    @property
+    def start(self) -> Start | None:
+        """Where no token was taken, and it is known."""
+        return None if self._num_tokens or self._num_stops else self._start
 
     def accept(self, token_ids: Sequence[int]) -> int:
         done = 0
@@ -109,12 +125,15 @@ class LLGuidanceMatcher:
             self._num_tokens -= num_tokens - stops
 
     def fork(self) -> LLGuidanceMatcher:
-        twin = LLGuidanceMatcher(self.native.deep_copy(), self._vocab, self.lock_group)
+        twin = LLGuidanceMatcher(self.native.deep_copy(), self._vocab, self.lock_group, self._start)
         twin._num_tokens, twin._num_stops = self._num_tokens, self._num_stops
         return twin
 
     def fill(self, row: Bitmask) -> None:
         assert row.flags.c_contiguous and row.shape == (bitmask.words(self._vocab.size),)
+        if (start := self.start) is not None:
+            row[:] = start.mask
+            return
         self._fill_native(row)
         self.finish_fill(row)
 
@@ -141,6 +160,8 @@ class LLGuidanceMatcher:
 
     def forced(self) -> list[int]:
         """Piece by piece, as a step-by-step walk would find it."""
+        if (start := self.start) is not None:
+            return list(start.forced)
         found: list[int] = []
         while len(found) < MAX_FORCED and (piece := self._forced_piece()):
             taken = self.native.try_consume_tokens(piece[: MAX_FORCED - len(found)])
@@ -246,6 +267,7 @@ class LLGuidanceGrammar:
     follower: Follower | None = field(repr=False, default=None)
     automaton: Automaton | None = field(repr=False, default=None)
     completions: int = field(repr=False, default=0)
+    start: Start | None = field(repr=False, default=None)
     is_ready: threading.Event = field(repr=False, default_factory=threading.Event)  # see LLGuidanceEngine.get_ready
 
     def matcher(self) -> Matcher:
@@ -270,7 +292,7 @@ class LLGuidanceGrammar:
 
     def exact_matcher(self) -> LLGuidanceMatcher:
         native, lock_group = self.templates.copy()
-        return LLGuidanceMatcher(native, self.vocab, lock_group)
+        return LLGuidanceMatcher(native, self.vocab, lock_group, self.start)
 
 
 _SHORT_TEXT = 1024  # characters of a grammar that is read at once: 2 ms; at 2,700 some take 100
@@ -325,7 +347,12 @@ class LLGuidanceEngine:
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
         text = followed_text(spec, grammar)
         follower = None if text is None else self._follower
-        return LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
+        found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
+        begin = LLGuidanceMatcher(first.deep_copy(), self.vocab)
+        row = bitmask.empty(self.vocab.size)
+        begin.fill(row)
+        found.start = Start(row, tuple(begin.forced()))
+        return found
 
     def get_ready(self, grammar: LLGuidanceGrammar) -> None:
         """Read a short grammar for its automaton, and know its usual positions before a completion comes to them: about
