@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from sglite.runtime.scheduler.turns import StepSeconds, unmeasured
 
 _DEARER = 0.125  # by how much a step of several tokens a row is dearer, until it was measured
+_MANY_ROWS = 96  # from there on the host's work for rows that jump is what a step waits for, and projections compute
 
 
 class JumpPolicy:
@@ -33,6 +34,8 @@ class JumpPolicy:
             return False
         if not self._overlaps:
             return True
+        if num_rows >= _MANY_ROWS:
+            return False
         steps = sum(saved.values())
         several = self._step_seconds(num_rows, num_rows + steps)
         if several is None:

@@ -35,9 +35,16 @@ def test_a_step_that_costs_what_it_reads_is_worth_every_forced_token() -> None:
 
 
 def test_a_step_whose_time_grows_with_its_tokens_is_worth_none() -> None:
-    policy = JumpPolicy(overlaps=True, step_seconds=measured({256: 0.010, 320: 0.013}))
-    assert not policy.pays(dict.fromkeys(range(32), 2), 256)
-    assert JumpPolicy(overlaps=False).pays(dict.fromkeys(range(32), 2), 256)
+    policy = JumpPolicy(overlaps=True, step_seconds=measured({64: 0.005, 80: 0.007}))
+    assert not policy.pays(dict.fromkeys(range(8), 2), 64)
+
+
+def test_many_rows_draw_their_forced_text_where_the_host_is_busy_beside_the_device() -> None:
+    asked: list[int] = []
+    policy = JumpPolicy(overlaps=True, step_seconds=lambda rows, tokens: asked.append(tokens))
+    assert not policy.pays(dict.fromkeys(range(200), 5), 256)
+    assert not asked  # nor are graphs captured for that
+    assert JumpPolicy(overlaps=False).pays(dict.fromkeys(range(200), 5), 256)
 
 
 def test_rows_draw_their_forced_text_until_the_device_is_ready() -> None:
