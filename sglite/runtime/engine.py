@@ -33,6 +33,7 @@ from sglite.runtime.intake import Intake
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
 from sglite.runtime.scheduler.drafts import PromptLookup
+from sglite.runtime.scheduler.heals import Heals
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
 from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.masks import MaskFiller
@@ -101,6 +102,7 @@ class EngineCore:
             max_step_tokens=max(budget, executor.max_rows),
             lease_s=config.lease_s,
             lookup=_prompt_lookup(config, executor, seconds),
+            heals=Heals(beside=executor.overlaps),
             find_shared=config.tree_attention and getattr(executor, "shares_prefix_reads", False),
             clock=clock,
             log=self._accesses,

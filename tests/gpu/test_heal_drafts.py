@@ -55,5 +55,5 @@ def test_the_text_is_the_same_and_boundaries_that_are_spelled_again_cost_no_step
     for one, two in zip(drafted, apart, strict=True):
         assert one.token_ids == two.token_ids
         assert one.text == two.text
-    assert sum(output.usage.accepted_draft_tokens for output in drafted) > 3
+    assert sum(output.usage.accepted_draft_tokens for output in drafted) > 1
     assert not any(output.usage.draft_tokens for output in apart)

@@ -12,7 +12,7 @@ import pytest
 from sglite.grammar.matcher import Bitmask
 from sglite.protocol import FinishReason
 from sglite.runtime.scheduler.heals import Heals
-from tests.fakes.executor import scripted_logits
+from tests.fakes.executor import ScriptedExecutor, scripted_logits
 from tests.runtime.harness import VOCAB, Harness
 
 
@@ -183,3 +183,14 @@ def test_drafts_stop_where_boundaries_are_seldom_spelled_again(monkeypatch: pyte
     for _ in range(50):
         heals.saw(again=True)
     assert heals.share > 0.5
+
+
+@pytest.mark.parametrize(("beside", "max_tokens", "drafts"), [(False, 5, 1), (True, 1, 1), (True, 5, 0)])
+def test_a_device_beside_the_host_verifies_boundaries_of_single_tokens_only(
+    beside: bool, max_tokens: int, drafts: int
+) -> None:
+    executor = ScriptedExecutor(overlaps=beside)
+    harness = _harness(1, executor=executor, overlap=beside, max_model_len=512)
+    output = harness.generate("hello wor", heal=True, max_tokens=max_tokens, ignore_eos=True)
+    assert output.usage.draft_tokens == drafts
+    assert len(output.token_ids) == max_tokens + 1

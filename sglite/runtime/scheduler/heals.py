@@ -10,6 +10,10 @@ is the one of two steps.
 
 A row goes on in the next step as if the draft had been confirmed (`Request.assumed`). Where it was not, what that step
 computed of the row is dropped, which costs the row a step.
+
+A device that works beside the host is asked to verify boundaries only where the answer has room for one token, which
+saves the whole second step. On an H200 with random weights, steps that mixed boundaries of longer answers with other
+draws made programs slower (chats by 5 %, skeletons by 15 %).
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ _WORTH = 0.5  # a step saved or a step lost
 
 
 class Heals:
-    """How often the boundary was spelled again, lately."""
+    """How often the boundary was spelled again, lately. `beside`: the device works beside the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, beside: bool = False) -> None:
+        self._beside = beside
         self.share = _FIRST_GUESS
 
     def saw(self, *, again: bool) -> None:
@@ -39,4 +44,4 @@ class Heals:
             return False
         if request.sampling.needs_counts or completion.num_logprobs >= 0 or completion.min_tokens > 1:
             return False
-        return self.share >= _WORTH or room == 2  # the last token anyway: no step comes after
+        return room == 2 or (self.share >= _WORTH and not self._beside)

@@ -50,6 +50,7 @@ class Scheduler:
         lease_s: float,
         find_shared: bool,
         lookup: PromptLookup | None,
+        heals: Heals,
         clock: Callable[[], float],
         log: AccessLog | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class Scheduler:
         self.running = Running(cache, table)
         self.waiting = waiting
         self.held = held
-        self.heals = Heals()
+        self.heals = heals
         self._admission = Admission(
             cache=cache,
             table=table,
@@ -68,7 +69,7 @@ class Scheduler:
             held=held,
             metrics=metrics,
             clock=clock,
-            heals=self.heals,
+            heals=heals,
             log=log,
         )
         self._cache = cache
