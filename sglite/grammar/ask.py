@@ -53,6 +53,11 @@ class Asks:
         self._open: dict[Said | LLGuidanceMatcher, Ask] = {}
         self._changed = threading.Condition()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked, and nothing waits to be taken."""
+        return not self._open
+
     def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
         """Those of the matchers (by place; layers peeled off) that an engine has to be asked for and that are not done.
         Forgets what was made for others."""

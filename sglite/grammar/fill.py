@@ -84,6 +84,11 @@ class BatchFiller:
 
     def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
         self._asking = True
+        if self._asks.idle:
+            places = [i for i, matcher in enumerate(matchers) if not _is_known(matcher)]
+            if len(places) < len(matchers):
+                asked = self._asks.begin([_base(matchers[i]) for i in places]) if places else {}
+                return {places[k]: ask for k, ask in asked.items()}
         return self._asks.begin([_base(matcher) for matcher in matchers])
 
     def wait(self, asked: Iterable[Ask], seconds: float) -> None:
@@ -209,6 +214,12 @@ def _peel(matcher: Matcher) -> list[Matcher]:
         chain.append(below)
         matcher = below
     return chain
+
+
+def _is_known(matcher: Matcher) -> bool:
+    """Surely: a look that costs nothing."""
+    state = matcher.state if type(matcher) is FollowedMatcher else None
+    return state is not None and state.said.mask is not None
 
 
 def _base(matcher: Matcher) -> Matcher:

@@ -394,7 +394,10 @@ def _mask_slots(
     mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
     if not masks.any():
         return [], mask_slots
-    indices = np.flatnonzero(masks)
+    indices = masks.nonzero()[0]
+    if len(mask_slots) == len(masks) and not num_drafts.any() and num_logits.all():  # one draw a row, as mostly
+        mask_slots[indices] = first_slots = np.arange(len(indices), dtype=np.int32)
+        return list(zip(indices.tolist(), first_slots.tolist(), strict=True)), mask_slots
     draws = 1 + num_drafts[indices]
     first_slots = np.cumsum(draws) - draws
     total = int(draws.sum())
