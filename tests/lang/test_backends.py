@@ -354,7 +354,7 @@ class TestSgliteServer:
         engine, backend = self.backend(serve)
         with engine:
             remote = program.run(backend=backend, stream=stream)
-            remote.sync()  # a stream runs on beside what follows, and the engine's requests are told apart by their order
+            remote.sync()  # a stream would run on beside the local run, and the requests are told apart by their order
             local = program.run(backend=engine)
             assert remote.text() == local.text()
             assert remote["y"] == local["y"] != ""
