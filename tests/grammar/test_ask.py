@@ -211,7 +211,7 @@ def test_what_comes_first_is_told_by_the_compile(compiler: GrammarCompiler, monk
         assert isinstance(grammar, Grammar)
         assert isinstance(grammar.base, LLGuidanceGrammar)
         matcher = grammar.base.exact_matcher()
-        plain = LLGuidanceMatcher(matcher.native.deep_copy(), compiler.vocab)
+        plain = LLGuidanceMatcher(matcher.native.deep_copy(), compiler.vocab, forces=grammar.base.forces)
         row, other = bitmask.empty(compiler.vocab.size), bitmask.empty(compiler.vocab.size)
         matcher.fill(row)
         plain.fill(other)

@@ -29,6 +29,7 @@ from sglite.grammar.automaton.kinds import followed_text
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.automaton.regex import TooManyStates
 from sglite.grammar.automaton.states import Automaton, Follower
+from sglite.grammar.engines.forcing import is_forced
 from sglite.grammar.engines.trial import all_are_followed, with_half_the_fuel
 from sglite.grammar.matcher import Bitmask, Matcher
 from sglite.grammar.vocab import Vocab
@@ -65,12 +66,19 @@ class Start:
 class LLGuidanceMatcher:
     """See `sglite.grammar.matcher.Matcher`."""
 
-    __slots__ = ("_num_stops", "_num_tokens", "_start", "_vocab", "lock_group", "native")
+    __slots__ = ("_forces", "_num_stops", "_num_tokens", "_start", "_vocab", "lock_group", "native")
 
     def __init__(
-        self, native: llguidance.LLMatcher, vocab: Vocab, lock_group: int = 0, start: Start | None = None
+        self,
+        native: llguidance.LLMatcher,
+        vocab: Vocab,
+        lock_group: int = 0,
+        start: Start | None = None,
+        *,
+        forces: bool = True,
     ) -> None:
         self.native = native
+        self._forces = forces  # see sglite.grammar.engines.forcing
         self.lock_group = lock_group  # those of one group fill one after another
         self._vocab = vocab
         self._start = start
@@ -125,7 +133,8 @@ class LLGuidanceMatcher:
             self._num_tokens -= num_tokens - stops
 
     def fork(self) -> LLGuidanceMatcher:
-        twin = LLGuidanceMatcher(self.native.deep_copy(), self._vocab, self.lock_group, self._start)
+        native = self.native.deep_copy()
+        twin = LLGuidanceMatcher(native, self._vocab, self.lock_group, self._start, forces=self._forces)
         twin._num_tokens, twin._num_stops = self._num_tokens, self._num_stops
         return twin
 
@@ -144,7 +153,7 @@ class LLGuidanceMatcher:
     def needs_finish(self) -> bool:
         """Native's own fill is not the last word here. Asked after it."""
         native = self.native  # in error also means stopped
-        return self._num_stops > 0 or native.is_stopped() or bool(native.compute_ff_bytes())
+        return self._num_stops > 0 or native.is_stopped() or bool(self._forced_text())
 
     def finish_fill(self, row: Bitmask) -> None:
         """What follows native's own fill of `row`, wherever that ran."""
@@ -152,7 +161,7 @@ class LLGuidanceMatcher:
             raise GrammarViolation(f"the grammar cannot go on from here: {_error(self.native)}")
         if self._num_stops or self.native.is_stopped():
             row[:] = self._vocab.stop_mask
-        elif text := self.native.compute_ff_bytes():
+        elif text := self._forced_text():
             token_id = self._vocab.sole_tokens.find(self.native, text, row, self._fill_native)
             if token_id is not None:
                 row.fill(0)
@@ -172,11 +181,14 @@ class LLGuidanceMatcher:
             self.native.rollback(len(found))
         return found
 
+    def _forced_text(self) -> bytes:
+        return self.native.compute_ff_bytes() if self._forces else b""
+
     def _forced_piece(self) -> list[int]:
         """llguidance splits the whole forced text at once; a step-by-step walk would split what is left at each
         token. `ForcedTexts` keeps the tokens on which both agree."""
         native = self.native
-        if self._num_stops or not (text := native.compute_ff_bytes()):
+        if self._num_stops or not (text := self._forced_text()):
             return []
         tokens = native.compute_ff_tokens()[:MAX_FORCED]
         if len(tokens) > 1:
@@ -268,6 +280,7 @@ class LLGuidanceGrammar:
     automaton: Automaton | None = field(repr=False, default=None)
     completions: int = field(repr=False, default=0)
     start: Start | None = field(repr=False, default=None)
+    forces: bool = True
     is_ready: threading.Event = field(repr=False, default_factory=threading.Event)  # see LLGuidanceEngine.get_ready
 
     def matcher(self) -> Matcher:
@@ -292,7 +305,7 @@ class LLGuidanceGrammar:
 
     def exact_matcher(self) -> LLGuidanceMatcher:
         native, lock_group = self.templates.copy()
-        return LLGuidanceMatcher(native, self.vocab, lock_group, self.start)
+        return LLGuidanceMatcher(native, self.vocab, lock_group, self.start, forces=self.forces)
 
 
 _SHORT_TEXT = 1024  # characters of a grammar that is read at once: 2 ms; at 2,700 some take 100
@@ -341,14 +354,16 @@ class LLGuidanceEngine:
         first = make()
         cheap = time.thread_time() - began < _CHEAP_TEMPLATE_S
         _check(first)
-        self._try_first_token(first)
+        forces = is_forced(grammar)
+        self._try_first_token(first, forces=forces)
         if spec.kind in ("json_schema", "tools"):
             self._try_terminals(grammar)
         templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
         text = followed_text(spec, grammar)
         follower = None if text is None else self._follower
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
-        begin = LLGuidanceMatcher(first.deep_copy(), self.vocab)
+        found.forces = forces
+        begin = LLGuidanceMatcher(first.deep_copy(), self.vocab, forces=forces)
         row = bitmask.empty(self.vocab.size)
         begin.fill(row)
         found.start = Start(row, tuple(begin.forced()))
@@ -396,7 +411,7 @@ class LLGuidanceEngine:
         if not all_are_followed(grammar, make, _check, self.vocab):
             raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
 
-    def _try_first_token(self, template: llguidance.LLMatcher) -> None:
+    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> None:
         """Make the first mask, and take the first and the last token that it allows.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
@@ -404,7 +419,7 @@ class LLGuidanceEngine:
         row = bitmask.empty(self.vocab.size)
         template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         _check(template)
-        if len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
+        if forces and len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
             raise GrammarTooLarge(f"the constraint forces over {MAX_FORCED_BYTES} bytes of text in one piece")
         legal = bitmask.ends(row & ~self.vocab.stop_mask)
         if not legal and not template.is_accepting():

@@ -18,6 +18,7 @@ import llguidance
 
 from sglite.errors import InvalidGrammar
 from sglite.grammar import tools
+from sglite.grammar.engines.forcing import unforced
 from sglite.grammar.engines.fuse import fuse_delimiters
 from sglite.grammar.engines.tags import NotTranslated, holds_schema, tags_to_lark
 from sglite.grammar.reach import Reach, lark_reach, regex_reach
@@ -123,7 +124,7 @@ def _literal(char: str) -> str:
 
 
 def _lark(spec: GrammarSpec) -> tuple[str, EngineName, str]:
-    return llguidance.LLMatcher.grammar_from_lark(spec.source), "llguidance", "its dialect of Lark"
+    return llguidance.LLMatcher.grammar_from_lark(unforced(spec.source)), "llguidance", "its dialect of Lark"
 
 
 def _ebnf(spec: GrammarSpec) -> tuple[str, EngineName, str]:

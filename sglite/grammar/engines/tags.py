@@ -19,6 +19,7 @@ import llguidance
 import msgspec
 
 from sglite.errors import InvalidGrammar, UnsupportedSchema
+from sglite.grammar.engines.forcing import unforced
 from sglite.grammar.engines.fuse import fuse_delimiters
 from sglite.grammar.residual.around import Around
 from sglite.grammar.residual.rules import ResidualRules, united
@@ -51,7 +52,10 @@ def tags_to_lark(spec: GrammarSpec) -> tuple[str, tuple[CoverageItem, ...], Resi
     translation = _Translation(spec)
     start = translation.format(json.loads(spec.source)["format"], "/format")
     translation.rules.insert(0, f"start: {start}")
-    grammars = [{"name": "main", "lark_grammar": "\n".join(translation.rules) + "\n"}, *translation.parts]
+    main = "\n".join(translation.rules) + "\n"
+    if translation.holds_regex:
+        main = unforced(main)
+    grammars = [{"name": "main", "lark_grammar": main}, *translation.parts]
     residual = translation.residual()
     return json.dumps({"grammars": grammars}), tuple(translation.items), residual
 
@@ -62,6 +66,7 @@ class _Translation:
         self.rules: list[str] = []
         self.parts: list[dict[str, str]] = []
         self.items: list[CoverageItem] = []
+        self.holds_regex = False
         self._followed: list[tuple[str, str, ResidualRules | None]] = []  # a schema's pointer, the tag before it, rules
         self._may_hold_tags = False  # some text within tags may hold what looks like a tag
 
@@ -114,7 +119,7 @@ class _Translation:
         return self.format(_object(given.get("content"), pointer), f"{pointer}/content")
 
     def _regex(self, given: Format, pointer: str) -> str:
-        self._may_hold_tags = True
+        self._may_hold_tags = self.holds_regex = True
         grammar = json.loads(llguidance.LLMatcher.grammar_from_regex(_text(given, "pattern")))
         return self._part(grammar["grammars"][0]["lark_grammar"])
 
