@@ -104,6 +104,8 @@ class StepScores:
             size = int(result.num_accepted[i]) if row.targets is None else None
             if f"chosen{i}" in copies:
                 result.chosen_logprobs[i] = copies[f"chosen{i}"][:size]
+            elif i not in result.chosen_logprobs:  # it was asked for the logprobs of no token
+                result.chosen_logprobs[i] = np.empty(0, np.float32)
             if f"masked{i}" in copies:
                 result.masked_logprobs[i] = copies[f"masked{i}"][:size]
             if row.top:
