@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import typer
 
 import sglite
+from sglite.cli.files import read_text
 from sglite.errors import InvalidRequest
 from sglite.protocol import GrammarSpec, RequestOutput, SamplingParams
 
@@ -62,18 +62,8 @@ def _constraint(schema: str | None, regex: str | None, choices: str | None) -> G
     from sglite.grammar import spec  # the grammar engines take a moment to load
 
     if schema is not None:
-        return spec.json_schema(_read(schema))
+        return spec.json_schema(read_text(schema))
     if regex is not None:
         return spec.regex(regex)
     assert choices is not None
     return spec.choice(part.strip() for part in choices.split(","))
-
-
-def _read(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        hint = "; give a file, or - and the JSON on standard input" if name.lstrip()[:1] in ("{", "[") else ""
-        raise InvalidRequest(f"{name} cannot be read: {error.strerror}{hint}") from error

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 import typer
 
+from sglite.cli.files import read_bytes, read_text
 from sglite.errors import GrammarError, GrammarTimeout, GrammarViolation, InvalidRequest
 from sglite.grammar import bitmask, instance, spec
 from sglite.grammar.compiler import GrammarCompiler
@@ -52,7 +51,7 @@ def check(
         grammar = compiler.compile_now(wanted)
         prepared = _prepare(wanted) if reorder else None
         for name in instances:
-            _emit({"instance": name, **_checked(_read(name), grammar, prepared, compiler.vocab, raw=raw)})
+            _emit({"instance": name, **_checked(read_bytes(name), grammar, prepared, compiler.vocab, raw=raw)})
     except (GrammarError, GrammarTimeout) as error:
         _refuse(error)
     finally:
@@ -81,11 +80,9 @@ def explain(
 
 def _spec(schema: str, validate: bool) -> GrammarSpec:
     on_unsupported: OnUnsupported = "validate" if validate else "error"
-    text = _read(schema)
+    text = read_text(schema)
     try:
-        return spec.json_schema(text.decode(), on_unsupported=on_unsupported)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{schema} is not UTF-8: {error}") from error
+        return spec.json_schema(text, on_unsupported=on_unsupported)
     except GrammarError as error:
         _refuse(error)
 
@@ -123,16 +120,6 @@ def _accepted(matcher: Matcher, token_ids: list[int], vocab: Vocab) -> bool:
     except GrammarViolation:
         return False
     return matcher.accept(vocab.stop_ids[:1]) == 1
-
-
-def _read(name: str) -> bytes:
-    if name == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        hint = "; give a file, or - and the JSON on standard input" if name.lstrip()[:1] in ("{", "[") else ""
-        raise InvalidRequest(f"{name} cannot be read: {error.strerror}{hint}") from error
 
 
 def _vocab_of(model: str) -> Vocab:

@@ -94,6 +94,14 @@ def test_mistakes_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(capsys.readouterr().err.strip().splitlines()) == 4
 
 
+def test_a_schema_that_is_no_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(b'{"const": "\xff"}')
+    for command in (["generate", "x"], ["grammar", "explain"]):
+        assert run(*command, "--schema", str(file)) != 0
+        assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_a_constrained_answer_that_is_cut_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     FakeEngine.finish = FinishReason.LENGTH
     assert run("generate", "x", "--regex", "a+") == 3
