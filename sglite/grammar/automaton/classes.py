@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 Ranges = list[tuple[int, int]]
 
 _ZEROS = (  # each is the first of ten digits
@@ -20,8 +22,8 @@ SPACES: Ranges = [
 LAST = 0x10FFFF
 
 
-def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All other characters, in order."""
     found: Ranges = []
     start = 0
     for first, last in sorted(ranges):

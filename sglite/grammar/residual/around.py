@@ -56,7 +56,7 @@ class ValueFinder:
                 if tail.endswith(marker):
                     return shape
         if self._heads and len(text) + len(data) - begin <= _LONGEST_HEAD:
-            between = (bytes(text) + data)[begin:]
+            between = bytes(text[begin:]) + data[max(0, begin - len(text)) :]
             for pattern, shape in self._heads:
                 if pattern.fullmatch(between):
                     return shape

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import is_
 
+from sglite.grammar.automaton.classes import complement
 from sglite.grammar.automaton.regex import Regex, Regexes, TooManyStates
 from sglite.grammar.schema.pattern import (
     ANY_CHAR,
@@ -25,7 +26,6 @@ from sglite.grammar.schema.pattern import (
     Pattern,
     PatternError,
     Repeat,
-    complement,
 )
 from sglite.grammar.schema.pattern_text import Expression
 

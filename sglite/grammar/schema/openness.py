@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import islice
 
+from sglite.grammar.automaton.classes import complement
 from sglite.grammar.schema.cases import Case
 from sglite.grammar.schema.formats import grammar_pattern
 from sglite.grammar.schema.pattern import (
@@ -14,7 +15,6 @@ from sglite.grammar.schema.pattern import (
     Chars,
     Pattern,
     Repeat,
-    complement,
     has_look,
     lengths,
     parse,
@@ -133,7 +133,7 @@ def _count(tree: Pattern) -> int:
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    return complement(tuple(complement(ranges)))
+    return complement(complement(ranges))
 
 
 def strings_are_open(case: Case) -> bool:

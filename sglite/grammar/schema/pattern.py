@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from itertools import product
 
+from sglite.grammar.automaton.classes import complement
+
 MAX_CODE_POINT = 0x10FFFF
 MAX_ALTERNATIVES = 64
 MAX_REPEAT = 100_000
@@ -306,18 +308,6 @@ def _extend(ranges: list[tuple[int, int]], properties: list[tuple[str, bool]], m
         return
     ranges.extend(complement(member.ranges) if member.negated else member.ranges)
     properties.extend(member.properties)
-
-
-def complement(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """The code points in none of `ranges`."""
-    outside, start = [], 0
-    for low, high in sorted(ranges):
-        if low > start:
-            outside.append((start, low - 1))
-        start = max(start, high + 1)
-    if start <= MAX_CODE_POINT:
-        outside.append((start, MAX_CODE_POINT))
-    return outside
 
 
 def _folded(

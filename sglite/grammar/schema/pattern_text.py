@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import regex
 
+from sglite.grammar.automaton.classes import complement
 from sglite.grammar.schema.pattern import (
     ANY_CHAR,
     MAX_ALTERNATIVES,
@@ -22,7 +23,6 @@ from sglite.grammar.schema.pattern import (
     Pattern,
     PatternError,
     Repeat,
-    complement,
     has_look,
     lengths,
     parse,

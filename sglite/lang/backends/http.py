@@ -18,10 +18,11 @@ import httpx
 from sglite.errors import BackendError, InvalidRequest, Overloaded, SgliteError, UnsupportedSchema, error_types
 
 CONNECT_S = 10.0
-MAX_ERROR_CHARS = 500
-
-
 CLOSE_S = 1.0  # for what is under way when a backend is closed
+MAX_ERROR_CHARS = 500
+_ANSWERS = (200, 401, 403, 429)  # below 500, what a server of the right kind says to a question for its model
+_PAGE = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 class Unreachable(BackendError):
@@ -30,12 +31,6 @@ class Unreachable(BackendError):
 
 class NotThisApi(BackendError):
     """Something answers, and not as a server of this API does."""
-
-
-_ANSWERS = (200, 401, 403, 429)  # below 500, what a server of the right kind says to a question for its model
-
-_PAGE = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ all rows dearer. With N rows, of which some save s steps in all, and what the de
     draw     N tokens     in the time of a step of N
 
 so jumping pays where s / N > seconds(N + s) / seconds(N) - 1: nearly always where a step reads weights most of its
-time, and never where its time grows with its tokens. Both are measured by the device while it runs.
+time, and never where its time grows with its tokens. Both are measured by the device while it runs; beside one that
+works while the host does, many rows never jump: what the host does for each of them is not in those times.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from sglite.grammar import bitmask
 from sglite.grammar.automaton.counts import Counts, least_bytes
 from sglite.grammar.automaton.lark import Group
 from sglite.grammar.automaton.positions import Machine
 from sglite.grammar.automaton.regex import Regexes
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
-from tests.grammar.automaton.test_followed import both, closed, odd_first, same, text, tricky_vocab
+from tests.grammar.automaton.test_followed import both, closed, text, tricky_vocab, walk
 
 
 def group(least: int, most: int | None, item: str = "abc") -> Group:
@@ -88,14 +87,7 @@ def test_long_walks_over_counts_are_those_of_the_engine(compiler: GrammarCompile
     for seed in range(3):
         rng = random.Random(f"{name}/{seed}")
         followed, exact = both(compiler, COUNTED[name])
-        so_far: list[int] = []
-        for _ in range(400):
-            ids = bitmask.ids(same(followed, exact, vocab, so_far)).tolist()
-            token_id = odd_first(rng, ids, vocab)
-            assert followed.accept([token_id]) == exact.accept([token_id]) == 1
-            so_far.append(token_id)
-            if token_id in vocab.stop_ids or followed.finished:
-                break
+        walk(followed, exact, vocab, rng, 400)
 
 
 def test_one_mask_serves_all_items_of_a_long_array(compiler: GrammarCompiler) -> None:

@@ -138,6 +138,18 @@ def odd_first(rng: random.Random, ids: list[int], vocab: Vocab) -> int:
     return rng.choice(odd if odd and rng.random() < 0.6 else ids)
 
 
+def walk(followed: Matcher, exact: Matcher, vocab: Vocab, rng: random.Random, tokens: int) -> None:
+    """Both say the same before each of so many tokens, and at the end."""
+    so_far: list[int] = []
+    for _ in range(tokens):
+        token_id = odd_first(rng, bitmask.ids(same(followed, exact, vocab, so_far)).tolist(), vocab)
+        assert followed.accept([token_id]) == exact.accept([token_id]) == 1
+        so_far.append(token_id)
+        if token_id in vocab.stop_ids or followed.finished:
+            break
+    same(followed, exact, vocab, so_far)
+
+
 def test_required_tool_calls_are_followed_too(compiler: GrammarCompiler) -> None:
     vocab = compiler.vocab
     calls = tuple(ToolCall(name, json.dumps(SCHEMAS[name])) for name in ("short strings", "numbers"))
@@ -145,14 +157,7 @@ def test_required_tool_calls_are_followed_too(compiler: GrammarCompiler) -> None
     for seed in range(12):
         rng = random.Random(seed)
         followed, exact = both_of(compiler, wanted)
-        so_far: list[int] = []
-        for _ in range(80):
-            ids = bitmask.ids(same(followed, exact, vocab, so_far)).tolist()
-            token_id = odd_first(rng, ids, vocab)
-            assert followed.accept([token_id]) == exact.accept([token_id]) == 1
-            so_far.append(token_id)
-            if token_id in vocab.stop_ids or followed.finished:
-                break
+        walk(followed, exact, vocab, rng, 80)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -161,15 +166,7 @@ def test_masks_ends_and_forced_text_are_those_of_the_engine(compiler: GrammarCom
     for seed in range(12):
         rng = random.Random(f"{name}/{seed}")
         followed, exact = both(compiler, SCHEMAS[name])
-        so_far: list[int] = []
-        for _ in range(60):
-            ids = bitmask.ids(same(followed, exact, vocab, so_far)).tolist()
-            token_id = odd_first(rng, ids, vocab)
-            assert followed.accept([token_id]) == exact.accept([token_id]) == 1
-            so_far.append(token_id)
-            if token_id in vocab.stop_ids or followed.finished:
-                break
-        same(followed, exact, vocab, so_far)
+        walk(followed, exact, vocab, rng, 60)
 
 
 @pytest.mark.parametrize("name", ["short strings", "least lengths", "open", "alternatives", "any"])

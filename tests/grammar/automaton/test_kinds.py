@@ -16,7 +16,7 @@ from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGramma
 from sglite.grammar.tools import AnswerSchema, CallSyntax, ToolAnswer, ToolCall, tools
 from sglite.grammar.vocab import Vocab
 from sglite.protocol import GrammarSpec
-from tests.grammar.automaton.test_followed import SCHEMAS, odd_first, same, tricky_vocab
+from tests.grammar.automaton.test_followed import SCHEMAS, same, tricky_vocab, walk
 
 CALLS = tuple(ToolCall(name, json.dumps(SCHEMAS[name])) for name in ("short strings", "numbers"))
 TAGGED, BARE = CallSyntax("<c>", "</c>", "arguments", "\n"), CallSyntax("", "", "parameters", "; ")
@@ -59,14 +59,7 @@ def test_masks_ends_and_forced_text_are_those_of_the_engine(compiler: GrammarCom
     for seed in range(8):
         rng = random.Random(f"{name}/{seed}")
         followed, exact = grammar.matcher(), grammar.exact_matcher()
-        so_far: list[int] = []
-        for _ in range(60):
-            ids = bitmask.ids(same(followed, exact, vocab, so_far)).tolist()
-            token_id = odd_first(rng, ids, vocab)
-            assert followed.accept([token_id]) == exact.accept([token_id]) == 1
-            so_far.append(token_id)
-            if token_id in vocab.stop_ids or followed.finished:
-                break
+        walk(followed, exact, vocab, rng, 60)
 
 
 @pytest.mark.parametrize("name", ["calls beside text", "one call beside text"])
