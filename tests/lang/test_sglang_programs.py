@@ -126,7 +126,7 @@ def test_the_default_backend_and_the_batch_forms() -> None:
 
     assert sgl.global_config.default_backend is not None
     states = text_qa.run_batch([{"question": "a"}, {"question": "b"}], progress_bar=True)
-    assert [s["answer"] for s in states] == ["answer 1", "answer 2"] or len(states) == 2
+    assert sorted(s["answer"] for s in states) == ["answer 1", "answer 2"]
     bound = text_qa.bind(question="c")
     assert bound.run().text().startswith("Q: c")
     state = text_qa.run(question="d", stream=True)
