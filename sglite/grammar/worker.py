@@ -19,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+from functools import partial
 from types import FrameType
 from typing import IO, Literal
 
@@ -99,19 +100,28 @@ def _answer(job: Job, engine: LLGuidanceEngine) -> Answer:
         if plan.engine == engine.name and not route.is_tame(plan.grammar):
             engine.compile(job.spec, plan.grammar)
         return Answer("planned", plan.grammar, plan.coverage.brief(), plan.residual)
-    except _OutOfTime:
-        return Answer("slow")
-    except SgliteError as error:
-        return Answer("refused", error=ErrorInfo.of(error))
-    except RecursionError:
-        return Answer("refused", error=ErrorInfo.of(GrammarTooLarge("the constraint is nested too deeply")))
-    except MemoryError:
-        megabytes = job.memory_bytes >> 20
-        return Answer("refused", error=ErrorInfo.of(GrammarTooLarge(f"the constraint needs over {megabytes} MB")))
-    except Exception as error:  # noqa: BLE001 - a fault of ours or an engine's ends this job and no other
-        return Answer("refused", error=ErrorInfo.of(error))
+    except BaseException as error:  # noqa: BLE001 - a fault of ours or an engine's ends this job and no other
+        # Nothing is made here: CPython 3.11 tries for ever to leave a handler where no memory is left to do so.
+        failure = error
     finally:
+        _lift_memory()
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return _failed(failure, job)
+
+
+def _failed(failure: BaseException, job: Job) -> Answer:
+    match failure:
+        case _OutOfTime():
+            return Answer("slow")
+        case MemoryError() | SystemError():  # the second from native code that did not expect the first
+            failure = GrammarTooLarge(f"the constraint needs over {job.memory_bytes >> 20} MB")
+        case RecursionError():
+            failure = GrammarTooLarge("the constraint is nested too deeply")
+        case Exception():
+            pass
+        case _:
+            raise failure
+    return Answer("refused", error=ErrorInfo.of(failure))
 
 
 def _limit(job: Job) -> None:
@@ -119,6 +129,9 @@ def _limit(job: Job) -> None:
     seconds = math.ceil(used.ru_utime + used.ru_stime + job.cpu_seconds + 1)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_AS, (_address_space() + job.memory_bytes, resource.RLIM_INFINITY))
+
+
+_lift_memory = partial(resource.setrlimit, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def _address_space() -> int:

@@ -41,9 +41,10 @@ def test_out_of_time_is_said_and_the_next_job_runs(worker):
     assert small(worker).status == "planned"
 
 
-def test_out_of_memory_refuses_the_constraint_and_the_next_job_runs(worker):
+@pytest.mark.parametrize("memory", range(400_000, 1_200_000, 100_000))
+def test_out_of_memory_refuses_the_constraint_and_the_next_job_runs(worker, memory):
     try:
-        answer = worker.ask(Job(BIG, 5.0, _MB // 8))
+        answer = worker.ask(Job(BIG, 5.0, memory))
     except GrammarTooLarge:
         pass
     else:
