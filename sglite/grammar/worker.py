@@ -25,7 +25,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from sglite.errors import GrammarTooLarge, SgliteError
+from sglite.errors import GrammarTooLarge
 from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine
 from sglite.grammar.residual.rules import ResidualRules
