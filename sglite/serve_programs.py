@@ -22,7 +22,7 @@ from sglite.lang.branch import Branch
 from sglite.lang.bridge import Posts, until_done
 from sglite.lang.choices import CHOICES_METHODS
 from sglite.lang.interpreter import carry_out
-from sglite.lang.items import Concatenate, Slot
+from sglite.lang.items import Concatenate, Said, Slot
 from sglite.lang.nodes import Gen, GenParams, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from sglite.lang.outlook import outlooks
 from sglite.lang.roles import Roles, roles_of
@@ -135,9 +135,8 @@ async def _carried_out(session: Session, run: GraphRun) -> None:
                 pass  # who reads what the forks have said waits for it
             case "concatenate":
                 children = [branches[child] for child in node.children if child in branches]
-                for child in children:
-                    await _settled(child)
-                branch.append_at(Concatenate(tuple(children)), node.step)
+                said = [await _settled(child) for child in children]
+                branch.append_at(Concatenate(tuple(said)), node.step)
             case "variable":
                 branch.append_at(Text(await _value(slots, node)), node.step)
             case _:
@@ -147,10 +146,10 @@ async def _carried_out(session: Session, run: GraphRun) -> None:
         await _settled(branch)
 
 
-async def _settled(branch: Branch) -> None:
+async def _settled(branch: Branch) -> Said:
     future = branch.snapshot()
     await until_done(future)
-    future.result()
+    return future.result()
 
 
 async def _value(slots: Mapping[int, Slot | None], node: GraphNode) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
 from sglite.lang.bridge import until_done, wait
-from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot, names_set
+from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Said, Slot, Snapshot, names_set
 from sglite.lang.nodes import (
     Gen,
     Node,
@@ -72,8 +72,9 @@ class Branch:
         self.chat: list[dict[str, Any]] = []
         self.role: str | None = None
         self.role_mark: Mark | None = None
-        self.scopes: dict[str, Mark] = {}
+        self.scopes: dict[str, list[Mark]] = {}  # open ones; of a name inside itself, the outer first
         self.fork_mark: Mark = self.transcript.mark()
+        self.fork_messages = 0  # complete ones at the fork
         self.written: dict[str, Outcome] = {}  # by the generations carried out so far
         self.last_meta: dict[str, Any] = {}  # of the call carried out last, for the timeline
         self.last_request_id: str | None = None
@@ -146,10 +147,10 @@ class Branch:
                 self.assign(name, [f.value for f in found], raw=[f.raw for f in found], meta=[f.meta for f in found])
 
     def concatenate(self, children: Sequence[Branch]) -> None:
-        self.await_all(children, cancel=True)
-        self._enqueue([Item(Concatenate(tuple(children)), self.session.next_step(), {})])
+        said = self.await_all(children, cancel=True)
+        self._enqueue([Item(Concatenate(tuple(future.result() for future in said)), self.session.next_step(), {})])
 
-    def await_all(self, children: Sequence[Branch], *, cancel: bool) -> None:
+    def await_all(self, children: Sequence[Branch], *, cancel: bool) -> list[Future[Said]]:
         """Wait until all have carried out what they have. `cancel`: at the first failure stop the others and raise."""
         done: Future[None] = Future()
         lock = threading.Lock()
@@ -166,9 +167,11 @@ class Branch:
                 elif left == 0:
                     done.set_result(None)
 
+        said: list[Future[Said]] = []
         for child in children:
             child._joined = True
-            child.snapshot().add_done_callback(one_done)
+            said.append(child.snapshot())
+            said[-1].add_done_callback(one_done)
         try:
             wait(done)
         except ProgramError:
@@ -180,10 +183,11 @@ class Branch:
                 error = failed.failure()
                 raise error from error.__cause__
             raise
+        return said
 
-    def snapshot(self) -> Future[tuple[str, list[dict[str, Any]]]]:
-        """The text and the messages when everything appended so far is carried out."""
-        future: Future[tuple[str, list[dict[str, Any]]]] = Future()
+    def snapshot(self) -> Future[Said]:
+        """What was said when everything appended so far is carried out."""
+        future: Future[Said] = Future()
         if not self._try_enqueue([Item(Snapshot(future), -1, {})]):
             future.set_exception(self.failed)
         return future
@@ -200,10 +204,10 @@ class Branch:
         self._settled()
 
     def text(self) -> str:
-        return self._settled()[0]
+        return self._settled().text
 
     def messages(self) -> list[dict[str, Any]]:
-        return self._settled()[1]
+        return self._settled().messages
 
     def error(self) -> ProgramError | None:
         """Of this state, else what the program's function raised."""
@@ -233,7 +237,7 @@ class Branch:
             return iterate_async(text_pieces(self))
         return iterate_async(variable_pieces(self, name) if with_meta else variable_texts(self, name))
 
-    def _settled(self) -> tuple[str, list[dict[str, Any]]]:
+    def _settled(self) -> Said:
         future = self.snapshot()
         try:
             return wait(future)
@@ -336,7 +340,7 @@ class Branch:
         self.transcript = parent.transcript.fork()
         self.chat = list(parent.chat)
         self.role, self.role_mark = parent.role, parent.role_mark
-        self.fork_mark = self.transcript.mark()
+        self.fork_mark, self.fork_messages = self.transcript.mark(), len(self.chat)
         self.last_request_id = parent.last_request_id
         self.siblings = siblings
         with self._lock:
@@ -401,8 +405,13 @@ class Branch:
         agents do after each answer, but hardly to a state that it has joined."""
         return self._joined or self.session.returned.done()
 
-    def text_since_fork(self) -> str:
-        return text_since(self.transcript, self.fork_mark)
+    def said(self) -> Said:
+        return Said(
+            text="".join(self.transcript.pieces),
+            messages=list(self.chat),
+            text_since_fork=text_since(self.transcript, self.fork_mark),
+            messages_since_fork=self.chat[self.fork_messages :],
+        )
 
     def _start(self) -> None:
         self._task = self.session.loop.create_task(self._drain())
@@ -430,14 +439,24 @@ class Branch:
                 self.session.busy.discard(self)
         self.notify()
 
-    def fail(self, error: BaseException, *, silent: bool = False) -> None:
-        """End the state with an error: what is queued is given up, and every wait for it raises."""
+    def fail(self, error: BaseException) -> None:
+        """End the state with an error: what is queued is given up, and every wait for it raises. So do the forks that
+        were to begin where it would have come."""
         if self.failed is not None:
             return
-        item, self._current = self._current, None
+        item = self._current
         made = self.session.wrap(
             error, step=item.step if item else None, variable=next(iter(item.slots), None) if item else None
         )
+        ending = self._end_with(made, tell=not isinstance(error, RequestAborted))
+        while ending:  # forks of forks: as many as a program makes, more than calls can be nested
+            child = ending.pop()
+            if child.failed is None:
+                ending += child._end_with(made, tell=False)
+
+    def _end_with(self, made: ProgramError, *, tell: bool) -> list[Branch]:
+        """Returns the forks that will not begin. `tell`: the end of the run raises it, unless somebody has seen it."""
+        item, self._current = self._current, None
         with self._lock:
             self.failed = made
             given_up = [*([item] if item else []), *self._queue]
@@ -446,17 +465,18 @@ class Branch:
             self._seeded = True
         with self.session.lock:
             self.session.busy.discard(self)
-            if not silent and not isinstance(error, RequestAborted):
+            if tell:
                 self.session.failed.append(self)
+        children: list[Branch] = []
         for gone in given_up:
             for slot in gone.slots.values():
                 slot.future.set_exception(made)
             if isinstance(gone.node, Snapshot) and not gone.node.future.done():
                 gone.node.future.set_exception(made)
             if isinstance(gone.node, Fork):
-                for child in gone.node.children:
-                    child.fail(made, silent=True)
+                children += gone.node.children
         self.notify()
+        return children
 
     def _cancel(self, reason: str) -> None:
         task = self._task

@@ -367,11 +367,11 @@ async def _role_end(branch: Branch, node: RoleEnd, item: Item) -> None:
 
 
 async def _scope_begin(branch: Branch, node: ScopeBegin, item: Item) -> None:
-    branch.scopes[node.name] = branch.transcript.mark()
+    branch.scopes.setdefault(node.name, []).append(branch.transcript.mark())
 
 
 async def _scope_end(branch: Branch, node: ScopeEnd, item: Item) -> None:
-    text = text_since(branch.transcript, branch.scopes.pop(node.name))
+    text = text_since(branch.transcript, branch.scopes[node.name].pop())
     item.slots[node.name].future.set_result(Outcome(text, text))
 
 
@@ -396,12 +396,14 @@ async def _fork(branch: Branch, node: Fork, item: Item) -> None:
 
 
 async def _snapshot(branch: Branch, node: Snapshot, item: Item) -> None:
-    node.future.set_result(("".join(branch.transcript.pieces), list(branch.chat)))
+    node.future.set_result(branch.said())
 
 
 async def _concatenate(branch: Branch, node: Concatenate, item: Item) -> None:
-    for child in node.children:
-        branch.transcript.append(child.text_since_fork(), plain=branch.role is not None)
+    for said in node.said:
+        branch.transcript.append(said.text_since_fork, plain=branch.role is not None)
+        if branch.role is None:
+            branch.chat = [*branch.chat, *said.messages_since_fork]
 
 
 _METHODS: dict[type[Node], _Method] = {

@@ -57,17 +57,27 @@ class Fork(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Node):
-    """Complete `future` with the text and the messages up to here."""
+class Said:
+    """By one state up to some operation: its whole text and complete messages, and those since it was forked."""
 
-    future: Future[tuple[str, list[dict[str, Any]]]]
+    text: str
+    messages: list[dict[str, Any]]
+    text_since_fork: str
+    messages_since_fork: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Node):
+    """Complete `future` with what was said up to here."""
+
+    future: Future[Said]
 
 
 @dataclass(frozen=True, slots=True)
 class Concatenate(Node):
-    """Append what the children have said since the fork."""
+    """Append what forks had said when they were joined: they may have gone on since."""
 
-    children: tuple[Branch, ...]
+    said: tuple[Said, ...]
 
 
 @dataclass(frozen=True, slots=True)
