@@ -21,6 +21,7 @@ import contextvars
 import itertools
 import os
 import queue
+import sys
 import threading
 import time
 import types
@@ -233,7 +234,34 @@ class _Function(greenlet.greenlet):
         worker, number = self._worker, self._number
         future.add_done_callback(lambda _: worker.resume(number))
         assert self.parent is not None
-        self.parent.switch()
+        with _event_loop_put_aside():
+            self.parent.switch()
+
+
+def _event_loop_put_aside() -> contextlib.AbstractContextManager[None]:
+    """A function may run an event loop of its own (asyncio.run). While a read inside that waits, the functions that
+    have the thread meanwhile are in no loop, and may run their own."""
+    loop = asyncio._get_running_loop()
+    return _NOTHING if loop is None else _put_aside(loop)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _put_aside(loop: asyncio.AbstractEventLoop) -> Generator[None]:
+    task, hooks = asyncio.current_task(loop), sys.get_asyncgen_hooks()
+    if task is not None:
+        asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+        asyncio._set_running_loop(loop)
+        if task is not None:
+            asyncio.tasks._enter_task(loop, task)
 
 
 class Pace:

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sglite as sgl
-from sglite.lang.bridge import LoopThread, Pace, WorkerPool
+from sglite.lang.bridge import LoopThread, Pace, WorkerPool, wait
 from tests.fakes.client import ScriptedClient
 
 
@@ -159,6 +160,34 @@ def test_a_quick_function_does_not_wait_for_one_that_blocks_for_once() -> None:
     gate.set()
     assert stuck.result(5)
     assert not pace.quick
+    pool.close()
+
+
+def test_functions_that_share_a_thread_may_each_run_an_event_loop_of_their_own() -> None:
+    pool, pace = WorkerPool(max_workers=1), Pace()
+    gates: list[Future[int]] = [Future(), Future()]
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    async def main(gate: Future[int]) -> int:
+        async for _ in numbers():
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert wait(gate) == 7
+            assert (asyncio.get_running_loop(), asyncio.current_task()) == (loop, task)
+            await asyncio.sleep(0)
+        return threading.get_ident()
+
+    def outside() -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        for gate in gates:
+            gate.set_result(7)
+
+    begun = [pool.submit(lambda gate=gate: asyncio.run(main(gate)), pace) for gate in gates]
+    pool.submit(outside, pace).result(5)
+    assert len({future.result(5) for future in begun}) == 1
     pool.close()
 
 
