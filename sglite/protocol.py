@@ -201,7 +201,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is text or token ids; ids are taken as they are. `heal`: the prompt's last token may have
     been cut where the author's text ended: drop it and constrain the next tokens to continue its bytes.
     `hold`: keep the row and its KV after the end, so that `continue_from` may append to it without a new
-    admission: the new prompt is what comes after the first `keep` tokens of the held prompt and output.
+    admission: the new prompt is what comes after the first `keep` tokens of the held prompt and output. One that has
+    not ended yet may be continued too, by any number of requests: they wait for its end.
     `grammar_after`: token ids (a reasoning model's end-of-thinking marker) after which the grammar begins; empty: at
     once. `think_budget`: at most that many tokens before `grammar_after` is forced. `deadline`: time.monotonic()
     seconds after which the request is aborted.

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from sglite.errors import EngineDead, GrammarViolation, InvalidRequest, Overloaded, SgliteError
+from sglite.errors import EngineDead, GrammarViolation, InvalidRequest, Overloaded, RequestAborted, SgliteError
 from sglite.grammar.matcher import BatchAdvancer, CompiledGrammar
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
 from sglite.runtime.batch import Executor, PendingStep, StepResult
@@ -29,6 +29,7 @@ from sglite.runtime.cache.access_log import AccessLog
 from sglite.runtime.cache.manager import CacheManager
 from sglite.runtime.config import EngineConfig, SamplingDefaults
 from sglite.runtime.constraint import GrammarService, constrain
+from sglite.runtime.followers import ApiRequest, Followers
 from sglite.runtime.intake import Intake
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
@@ -134,6 +135,7 @@ class EngineCore:
             cache_tokens=executor.num_pages * executor.page_size,
         )
         self._jobs: dict[str, Job] = {}
+        self._followers = Followers()
         self._compiled: deque[tuple[Job, Future[CompiledGrammar]]] = deque()  # filled by other threads
         self._num_compiling = 0
         self._deadlines: dict[str, float] = {}
@@ -146,9 +148,15 @@ class EngineCore:
 
     def add(self, request: GenerateRequest | ScoreRequest) -> None:
         """Take a request in. Raises InvalidRequest, PromptTooLong, OutOfPages or Overloaded without changing
-        anything; errors found later come as a RequestOutput / ScoreOutput with `error`."""
-        now = self._clock()
+        anything; errors found later come as a RequestOutput / ScoreOutput with `error`. One that continues a request
+        that has not ended waits for it (followers.py)."""
         self._check_new(request.request_id)
+        if isinstance(request, GenerateRequest):
+            self._check_combination(request)
+        if self._follows(request):
+            self._followers.add(request)
+            return
+        now = self._clock()
         held = self._held_for(request)
         if isinstance(request, ScoreRequest):
             job = self._intake.score(request, now, held)
@@ -156,7 +164,6 @@ class EngineCore:
                 self._scheduler.held.hand_over(held, job.requests[0])
             self._enter(job)
             return
-        self._check_combination(request)
         job = self._intake.generate(request, now, held)
         if held is not None:
             self._scheduler.held.hand_over(held, job.requests[0])
@@ -188,6 +195,9 @@ class EngineCore:
     def abort(self, request_id: str, reason: str = "aborted") -> None:
         """End all completions of a request; each gives a last output with finish_reason "abort". A no-op for
         unknown and finished ids."""
+        follower = self._followers.remove(request_id)
+        if follower is not None:
+            self._refuse(follower, RequestAborted(reason))
         job = self._jobs.get(request_id)
         if job is not None:
             for request in job.requests:
@@ -217,7 +227,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Abort everything and close the executor."""
-        for request_id in list(self._jobs):
+        for request_id in [*self._jobs, *self._followers.ids()]:
             self.abort(request_id, "the engine is closing")
         self._executor.close()
 
@@ -441,11 +451,21 @@ class EngineCore:
     # -- checks
 
     def _check_new(self, request_id: str) -> None:
-        if request_id in self._jobs:
+        if request_id in self._jobs or self._followers.get(request_id) is not None:
             raise InvalidRequest(f"a request {request_id!r} is running already", param="request_id")
+        waiting = len(self._scheduler.waiting) + self._num_compiling + len(self._followers)
         most = self.config.max_waiting
-        if most is not None and len(self._scheduler.waiting) + self._num_compiling >= most:
+        if most is not None and waiting >= most:
             raise Overloaded(f"{most} requests are waiting; try again later")
+
+    def _follows(self, request: ApiRequest) -> bool:
+        """It continues one that will hold its row, and has not ended."""
+        leader_id = request.continue_from
+        if leader_id is None:
+            return False
+        job = self._jobs.get(leader_id)
+        leader = self._followers.get(leader_id) if job is None else job.source
+        return leader is not None and leader.hold
 
     def _held_for(self, request: GenerateRequest | ScoreRequest) -> HeldRow | None:
         if request.continue_from is None:
@@ -475,9 +495,25 @@ class EngineCore:
     # -- bookkeeping
 
     def _forget_jobs(self) -> None:
-        for request_id in self._outputs.take_jobs_over():
-            self._jobs.pop(request_id, None)
-            self._deadlines.pop(request_id, None)
+        while over := self._outputs.take_jobs_over():
+            for request_id in over:
+                self._jobs.pop(request_id, None)
+                self._deadlines.pop(request_id, None)
+                for follower in self._followers.take(request_id):
+                    self._let_follow(follower)
+
+    def _let_follow(self, request: ApiRequest) -> None:
+        """The request that it waited for is over."""
+        try:
+            self.add(request)
+        except SgliteError as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: ApiRequest, error: SgliteError) -> None:
+        """It has waited for another request, and will not run. Nor will those that wait for it."""
+        self._outputs.refuse(request, error)
+        for follower in self._followers.take(request.request_id):
+            self._let_follow(follower)
 
     def _measure(self) -> None:
         metrics, counts = self.metrics, self._cache.counts

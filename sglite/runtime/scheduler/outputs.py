@@ -21,9 +21,11 @@ from sglite.errors import GrammarViolation, InvalidRequest, RequestAborted, Sgli
 from sglite.grammar.matcher import OVER, REFUSED, BatchAdvancer, Matcher
 from sglite.protocol import (
     ErrorInfo,
+    FinishReason,
     GenerateRequest,
     RequestOutput,
     ScoreOutput,
+    ScoreRequest,
 )
 from sglite.runtime.batch import IntArray, StepResult
 from sglite.runtime.metrics import Metrics
@@ -417,6 +419,21 @@ class OutputProcessor:
     def abort(self, request: Request, reason: str) -> None:
         self._metrics.aborted += 1
         self.finish(request, RequestStatus.ABORTED, error=RequestAborted(reason), reason=reason)
+
+    def refuse(self, source: GenerateRequest | ScoreRequest, error: SgliteError) -> None:
+        """A request that was taken and has not begun ends without having run."""
+        told = ErrorInfo.of(error)
+        if isinstance(source, ScoreRequest):
+            self._outbox.append(ScoreOutput(request_id=source.request_id, error=told))
+            return
+        for index in range(source.sampling_params.n):
+            aborted = isinstance(error, RequestAborted)
+            reason = FinishReason.ABORT if aborted else FinishReason.ERROR
+            self._outbox.append(
+                RequestOutput(
+                    request_id=source.request_id, index=index, finish_reason=reason, reason=str(error), error=told
+                )
+            )
 
     def finish(
         self, request: Request, status: RequestStatus, *, error: BaseException | None = None, reason: str = ""
