@@ -43,23 +43,31 @@ class Contents:
             return self._of(("other", identity(value)))
         found = self._by_place.get(id(value))
         if found is None:
-            content = tuple([self._member(k, v) for k, v in value.items() if k in _COUNTING])
-            found = self._by_place[id(value)] = self._of(content)
+            content: list[Hashable] = []  # two a keyword
+            for keyword, said in value.items():
+                if keyword in _COUNTING:
+                    content += (keyword, said if type(said) is str else self._said(keyword, said))
+            found = self._by_place[id(value)] = self._of(tuple(content))
         return found
 
     def _of(self, content: Hashable) -> int:
         return self._by_content.setdefault(content, len(self._by_content))
 
-    def _member(self, keyword: str, value: Json) -> Hashable:
-        if type(value) is str:
-            return keyword, value
-        if keyword in SCHEMA or (keyword == "items" and isinstance(value, dict)):
-            return keyword, self.number(value)
-        if (keyword in SCHEMAS or keyword == "items") and isinstance(value, list):
-            return keyword, tuple(self.number(item) for item in value)
-        if keyword in NAMED_SCHEMAS and isinstance(value, dict):
-            return keyword, tuple([(name, self.number(item)) for name, item in value.items()])
-        return keyword, _text(value)
+    def _said(self, keyword: str, value: Json) -> Hashable:
+        """What a keyword says, of subschemas their numbers."""
+        if type(value) is dict:
+            if keyword in NAMED_SCHEMAS:
+                named: list[Hashable] = []
+                for name, item in value.items():
+                    named += (name, self.number(item))
+                return tuple(named)
+            if keyword in SCHEMA or keyword == "items":
+                return self.number(value)
+        elif keyword in SCHEMA:
+            return self.number(value)
+        elif type(value) is list and (keyword in SCHEMAS or keyword == "items"):
+            return tuple([self.number(item) for item in value])
+        return _text(value)
 
 
 _COUNTING = PLAIN | SCHEMA | SCHEMAS | NAMED_SCHEMAS | {"items"}

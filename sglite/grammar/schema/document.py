@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -25,6 +25,24 @@ from sglite.grammar.schema.values import Json, parse_json
 Pointer = tuple[str | int, ...]
 
 
+_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
+_SINCE_7 = frozenset({"if", "then", "else"})
+_SINCE_2019 = frozenset(
+    {"dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"}
+    | {"$recursiveRef"}
+)
+_SINCE_2020 = frozenset({"prefixItems", "$dynamicRef"})
+
+
+def _hidden_keywords(draft: int) -> frozenset[str]:
+    """Keywords that the draft does not know: annotations there, whatever they mean elsewhere."""
+    hidden: frozenset[str] = frozenset()
+    for first, keywords in ((6, _SINCE_6), (7, _SINCE_7), (2019, _SINCE_2019), (2020, _SINCE_2020)):
+        if draft < first:
+            hidden |= keywords
+    return hidden | {"dependencies"} if draft in (2019, 2020) else hidden
+
+
 class Draft(IntEnum):
     """Ordered, so that "since draft 6" is a comparison. UNSAID: no $schema; 2020-12 with the older forms understood."""
 
@@ -36,13 +54,16 @@ class Draft(IntEnum):
     UNSAID = 9999
 
     ref_hides_siblings: bool  # kept, as the next: Enum's own ways take a microsecond, and each subschema asks
+    hidden: frozenset[str]  # keywords that it does not know
 
     def __init__(self, number: int) -> None:
         self.ref_hides_siblings = number <= 7
+        self.hidden = _hidden_keywords(number)
 
     __hash__ = int.__hash__
 
 
+_D4 = Draft.D4
 _DRAFTS = {
     "draft-03": Draft.D4,
     "draft-04": Draft.D4,
@@ -89,6 +110,7 @@ class Document:
         self._pinned: list[Any] = []  # values outside of the document: keeps what is known by place alive
         self._resources: dict[str, Resource] = {}
         self._targets: dict[int, int] = {}
+        self._holders: dict[tuple[int, str], tuple[Any, str] | None] = {}  # see _holder
         self._base = own_uri(root, "", self.draft) if isinstance(root, dict) else ""
         self._root = Resource(root, "", "")
         self._resources[""] = self._resources[self._base] = self._root
@@ -185,8 +207,7 @@ class Document:
                 pointer=f"{node.pointer}/{keyword}",
                 keyword=keyword,
             )
-        uri, fragment = urldefrag(join(node.base, reference))
-        fragment = unquote(fragment)
+        uri, fragment = _split(node.base, reference)
         if not self._is_indexed and (uri or (fragment and not fragment.startswith("/"))):
             self._index(self._root, self._base, self.draft)
             self._is_indexed = True
@@ -217,17 +238,50 @@ class Document:
                 return None
             value, pointer, outer = resource.anchors[fragment]
             return self._intern(value, pointer, outer, draft)
-        value, base = resource.root, resource.outer
-        steps = [step.replace("~1", "/").replace("~0", "~") for step in fragment.split("/")[1:]]
-        for step in steps:
-            if isinstance(value, dict) and step in value:
-                base = own_uri(value, base, draft)
-                value = value[step]
-            elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
-                value = value[int(step)]
-            else:
-                return None
-        return self._intern(value, resource.pointer, base, draft, steps)
+        if not fragment:
+            return self._intern(resource.root, resource.pointer, resource.outer, draft)
+        holder, _, last = fragment.rpartition("/")
+        place = self._holder(resource, holder, draft)
+        place = None if place is None else _below(*place, unescape(last), draft)
+        if place is None:
+            return None
+        found = self._by_place.get((id(place[0]), place[1], draft))
+        if found is not None:
+            return found
+        steps = [unescape(step) for step in fragment.split("/")[1:]]
+        return self._intern(place[0], resource.pointer, place[1], draft, steps)
+
+    def _holder(self, resource: Resource, fragment: str, draft: Draft) -> tuple[Any, str] | None:
+        """What stands at a JSON pointer, with the base URI around it: most references lead below a few places."""
+        key = (id(resource), fragment)
+        if key not in self._holders:
+            place: tuple[Any, str] | None = resource.root, resource.outer
+            for step in fragment.split("/")[1:]:
+                place = None if place is None else _below(*place, unescape(step), draft)
+            self._holders[key] = place
+        return self._holders[key]
+
+
+def _below(value: Any, base: str, step: str, draft: Draft) -> tuple[Any, str] | None:
+    """A member or item of `value`, with the base URI around it."""
+    if isinstance(value, dict) and step in value:
+        return value[step], own_uri(value, base, draft)
+    if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+        return value[int(step)], base
+    return None
+
+
+def _split(base: str, reference: str) -> tuple[str, str]:
+    """The absolute URI of a reference and its fragment, decoded."""
+    if reference[:1] == "#" and reference.isprintable():
+        return _without_fragment(base), unquote(reference[1:])
+    uri, fragment = urldefrag(join(base, reference))
+    return uri, unquote(fragment)
+
+
+@lru_cache(maxsize=256)
+def _without_fragment(base: str) -> str:
+    return urldefrag(join(base, "#"))[0]
 
 
 def declared_draft(root: Json, default: Draft = Draft.UNSAID) -> Draft:
@@ -239,10 +293,10 @@ def declared_draft(root: Json, default: Draft = Draft.UNSAID) -> Draft:
 
 def own_uri(value: dict[str, Json], base: str, draft: Draft) -> str:
     """The base URI within a schema: its own $id (id before draft 6) or the surrounding one."""
-    if "$ref" in value and draft.ref_hides_siblings:
-        return base
-    said = value.get("id" if draft is Draft.D4 else "$id")
+    said = value.get("id" if draft is _D4 else "$id")
     if said is None or not isinstance(said, str) or said.startswith("#"):
+        return base
+    if "$ref" in value and draft.ref_hides_siblings:
         return base
     return urldefrag(join(base, said))[0]
 
@@ -274,28 +328,13 @@ def escape(step: str | int) -> str:
     return text.replace("~", "~0").replace("/", "~1") if "~" in text or "/" in text else text
 
 
+def unescape(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
+
+
 def counting_keywords(value: dict[str, Json], draft: Draft) -> dict[str, Json]:
     """The members of a schema that its draft knows or leaves to others."""
     if "$ref" in value and draft.ref_hides_siblings:
         return {"$ref": value["$ref"]}
-    hidden = hidden_keywords(draft)
+    hidden = draft.hidden
     return value if hidden.isdisjoint(value) else {k: v for k, v in value.items() if k not in hidden}
-
-
-_SINCE_6 = frozenset({"const", "contains", "propertyNames"})
-_SINCE_7 = frozenset({"if", "then", "else"})
-_SINCE_2019 = frozenset(
-    {"dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties"}
-    | {"$recursiveRef"}
-)
-_SINCE_2020 = frozenset({"prefixItems", "$dynamicRef"})
-
-
-@cache
-def hidden_keywords(draft: Draft) -> frozenset[str]:
-    """Keywords that the draft does not know: annotations there, whatever they mean elsewhere."""
-    hidden: frozenset[str] = frozenset()
-    for first, keywords in ((6, _SINCE_6), (7, _SINCE_7), (2019, _SINCE_2019), (2020, _SINCE_2020)):
-        if draft < first:
-            hidden |= keywords
-    return hidden | {"dependencies"} if draft in (Draft.D2019, Draft.D2020) else hidden

@@ -12,6 +12,8 @@ each mention of a terminal is a symbol of its own, so that one with many mention
 
 from __future__ import annotations
 
+from typing import final
+
 import msgspec
 
 from sglite.errors import GrammarTooLarge
@@ -24,12 +26,14 @@ _LONG_LITERAL = 24  # characters
 NO_MATCH = r"/[^\x00-\x{10FFFF}]/"
 
 
+@final
 class Terminal(msgspec.Struct, frozen=True):
     """One lexeme: a Lark terminal expression (a quoted literal, a /regex/, or these under | & ~)."""
 
     expression: str
 
 
+@final
 class Rule(msgspec.Struct, frozen=True):
     """A reference to a rule; `argument` is the parameter of a parametric one (an expression such as "set_bit(3)")."""
 
@@ -37,6 +41,7 @@ class Rule(msgspec.Struct, frozen=True):
     argument: str = ""
 
 
+@final
 class Repeat(msgspec.Struct, frozen=True):
     body: Sequence
     least: int
@@ -56,7 +61,7 @@ Sequence = tuple[Symbol, ...]
 class _Alternative(msgspec.Struct):
     symbols: Sequence
     condition: str  # on the rule's parameter; "" for none
-    needs: tuple[int, ...]  # rules that must derive something for this one to do
+    needs: list[int]  # rules that must derive something for this one to do
 
 
 class _Body(msgspec.Struct):
@@ -77,21 +82,29 @@ class Grammar:
         return Rule(len(self._rules) - 1)
 
     def add(self, rule: Rule, *symbols: Symbol, condition: str = "") -> None:
-        found: dict[int, None] = {}
-        self._note(symbols, found, needed=True)
-        self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, tuple(found)))
-
-    def _note(self, symbols: Sequence, found: dict[int, None], *, needed: bool) -> None:
-        """Count the terminals, and add to `found` the rules that must derive something for the sequence to do."""
+        needed: list[int] = []
+        mentions = self._mentions
         for symbol in symbols:
-            if isinstance(symbol, Terminal):
+            if type(symbol) is Terminal:
+                expression = symbol.expression
+                mentions[expression] = mentions.get(expression, 0) + 1
+            elif type(symbol) is Rule:
+                needed.append(symbol.number)
+            elif type(symbol) is Repeat:
+                self._note(symbol.body, needed if symbol.least else None)
+        self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, needed))
+
+    def _note(self, symbols: Sequence, needed: list[int] | None) -> None:
+        """Count the terminals, and add to `needed` the rules that must derive something for the sequence to do."""
+        for symbol in symbols:
+            if type(symbol) is Terminal:
                 expression = symbol.expression
                 self._mentions[expression] = self._mentions.get(expression, 0) + 1
-            elif isinstance(symbol, Rule):
-                if needed:
-                    found[symbol.number] = None
-            elif isinstance(symbol, Repeat):
-                self._note(symbol.body, found, needed=needed and symbol.least > 0)
+            elif type(symbol) is Rule:
+                if needed is not None:
+                    needed.append(symbol.number)
+            elif type(symbol) is Repeat:
+                self._note(symbol.body, needed if symbol.least else None)
 
     def lark(self, start: Rule) -> str | None:
         """The grammar's text, None where `start` derives nothing."""
@@ -105,16 +118,29 @@ class Grammar:
         return _Writer(self._rules, productive, often).write(start)
 
     def _productive(self) -> list[bool]:
-        """By counting down, per alternative, the needed rules that are not yet known to derive something."""
+        """By counting down, per alternative, the needed rules that are not known to derive something. Most are known
+        at the first look, as rules are made before those that they need."""
         known = [False] * len(self._rules)
-        users: list[list[list[int]]] = [[] for _ in self._rules]  # per rule: [how many are missing, whose alternative]
-        queue: list[int] = []
-        for number, body in enumerate(self._rules):
-            for alternative in body.alternatives:
-                counter = [len(alternative.needs), number]
+        left: list[int] = []
+        for number in range(len(self._rules) - 1, -1, -1):
+            for alternative in self._rules[number].alternatives:
                 for used in alternative.needs:
+                    if not known[used]:
+                        break
+                else:
+                    known[number] = True
+                    break
+            else:
+                left.append(number)
+        users: dict[int, list[list[int]]] = {number: [] for number in left}  # [how many are missing, whose alternative]
+        queue: list[int] = []
+        for number in left:
+            for alternative in self._rules[number].alternatives:
+                missing = [used for used in alternative.needs if not known[used]]
+                counter = [len(missing), number]
+                for used in missing:
                     users[used].append(counter)
-                if not counter[0]:
+                if not missing:
                     queue.append(number)
         while queue:
             number = queue.pop()
@@ -162,7 +188,10 @@ class _Writer:
             number = self.queue.pop()
             self.used = uses[number] = []
             name = f"r{number}::_" if self.rules[number].parametric else f"r{number}"
-            options = dict.fromkeys([self.alternative(a) for a in self.alternatives(number)])
+            options: dict[str, None] = {}
+            for alternative in self.alternatives(number):
+                text = self.sequence(alternative.symbols)
+                options[f"{text} %if {alternative.condition}" if alternative.condition else text] = None
             rules[number] = f"{name}: {' | '.join(options)}"
         first = f"start: r{start.number}"
         if len(rules) > MAX_DEPTH and depth(uses, [start.number]) > MAX_DEPTH:
@@ -181,18 +210,20 @@ class _Writer:
             return found
         return [a for a in found if all(self.productive[used] for used in a.needs)]
 
-    def alternative(self, alternative: _Alternative) -> str:
-        text = self.sequence(alternative.symbols)
-        return f"{text} %if {alternative.condition}" if alternative.condition else text
-
     def sequence(self, symbols: Sequence) -> str:
-        return " ".join([text for symbol in symbols if (text := self.symbol(symbol))]) or '""'
+        found: list[str] = []
+        texts = self.texts
+        for symbol in symbols:
+            if type(symbol) is Terminal:
+                found.append(texts.get(symbol.expression) or self.terminal(symbol.expression))
+            elif type(symbol) is Rule:
+                found.append(self.rule(symbol))
+            elif text := self.other(symbol):
+                found.append(text)
+        return " ".join(found) or '""'
 
-    def symbol(self, symbol: Symbol) -> str:
-        if isinstance(symbol, Terminal):
-            return self.texts.get(symbol.expression) or self.terminal(symbol.expression)
-        if isinstance(symbol, Rule):
-            return self.rule(symbol)
+    def other(self, symbol: Json | Repeat) -> str:
+        """ "" where it stands for the empty text alone."""
         if isinstance(symbol, Json):
             return f"%json {symbol.text}"
         if symbol.most == 0 or not (self.all_productive or all(self.productive[used] for used in needs(symbol.body))):
@@ -216,7 +247,7 @@ class _Writer:
         body = self.rules[number]
         if len(body.alternatives) == 1 and not body.parametric and len(body.alternatives[0].symbols) == 1:
             symbol = body.alternatives[0].symbols[0]
-            return self.symbol(symbol) if isinstance(symbol, Terminal | Json) else ""
+            return self.sequence((symbol,)) if isinstance(symbol, Terminal | Json) else ""
         return ""
 
     def terminal(self, expression: str) -> str:
@@ -237,8 +268,7 @@ class _Writer:
 
 def _is_one_token(expression: str) -> bool:
     """A literal that is not joined with anything."""
-    quotes = expression.count('"') - expression.count('\\"')
-    return quotes == 2 and expression[0] == '"' == expression[-1]
+    return expression[0] == '"' == expression[-1] and expression.count('"') - expression.count('\\"') == 2
 
 
 def _count(least: int, most: int | None) -> str:
