@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ import msgspec
 import psutil
 import pytest
 import tokenizers
+import zmq
 
 from sglite.errors import EngineDead, InvalidGrammar, InvalidRequest, ModelNotFound
 from sglite.protocol import GenerateRequest, GrammarSpec, ModelInfo, RequestOutput, SamplingParams
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine import process as process_module
 from sglite.runtime.async_engine.front import Front
 from sglite.runtime.async_engine.process import ProcessBack, TokenizerBeside
 from sglite.runtime.config import EngineConfig
@@ -97,6 +100,97 @@ def test_an_engine_that_may_restart_answers_again() -> None:
                 pass
             assert time.monotonic() < end
             time.sleep(0.02)
+
+
+class Silent:
+    """A back whose child is a process that does nothing; what it says is said here."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool = False) -> None:
+        program = folder / "silent"
+        program.write_text("#!/bin/sh\nexec sleep 1000\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(program))
+        self.front = Front()
+        self.back = ProcessBack(EngineConfig(), self.front, restart=restart, load_tokenizer=self.tokenizer)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._events = self._context.socket(zmq.PUSH)
+        self._events.connect(f"ipc://{self.back._child.folder}/events")
+
+    def tokenizer(self, ready: m.Ready) -> ByteTokenizer:
+        return ByteTokenizer()
+
+    def says(self, event: m.Event) -> None:
+        self._events.send(m.encode([event]))
+
+    def end(self) -> None:
+        """The back ends at once, with its child."""
+        began = time.monotonic()
+        closing = threading.Thread(target=self.back.close, daemon=True)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()
+        assert time.monotonic() - began < 2
+        assert not psutil.pid_exists(self.back.pid)
+        self._context.destroy(0)
+
+
+READY = m.Ready(ModelInfo(name="silent", vocab_size=8))
+
+
+def test_an_engine_that_waits_to_restart_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "RESTART_DELAYS_S", (1000.0,))
+    silent = Silent(tmp_path, monkeypatch, restart=True)
+    silent.says(READY)
+    silent.back.start()
+    silent.back._child.process.kill()
+    while silent.front.router.failure is None:
+        time.sleep(0.001)
+    silent.end()
+    assert "closed" in str(silent.front.router.failure)
+
+
+@pytest.mark.parametrize("raised", [ValueError("not now"), KeyboardInterrupt()])
+def test_what_a_callback_raises_is_raised_by_the_start(
+    raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Silent(tmp_path, monkeypatch)
+
+    def show(text: str) -> None:
+        raise raised
+
+    silent.front.on_progress = show
+    silent.says(m.Progress("loading"))
+    with pytest.raises(type(raised)):
+        silent.back.start()
+    silent.end()
+
+
+def test_a_start_without_a_tokenizer_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = Silent(tmp_path, monkeypatch)
+
+    def missing(ready: m.Ready) -> ByteTokenizer:
+        raise ModelNotFound("no tokenizer")
+
+    monkeypatch.setattr(silent.back, "_load_tokenizer", missing)
+    monkeypatch.setattr(process_module, "STOP_S", 0.1)
+    silent.says(READY)
+    with pytest.raises(ModelNotFound):
+        silent.back.start()
+    silent.end()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_engine_that_loads_or_hangs_can_be_closed(
+    ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "STOP_S", 0.1)
+    silent = Silent(tmp_path, monkeypatch)
+    if ready:
+        silent.says(READY)
+        silent.back.start()
+    else:
+        silent.back._thread.start()
+    silent.end()
 
 
 def test_closing_ends_the_process_and_removes_its_folder() -> None:

@@ -42,7 +42,7 @@ log = logging.getLogger("sglite.engine")
 
 BUILDER = "sglite.runtime.async_engine.build:build"
 LAST_WORDS_MS = 300
-POLL_MS = 200  # how often a platform without pidfd looks whether the child lives
+POLL_MS = 200  # how often it is looked whether the child lives, and whether the engine is being closed
 SILENCE_S = 60.0  # without any event, heartbeats included: the child hangs
 STUCK_S = 300.0  # within one turn of the loop: the device hangs
 STOP_S = 10.0  # a child that was told to stop is killed after that
@@ -127,7 +127,9 @@ class ProcessBack:
         self._load_tokenizer = load_tokenizer or TokenizerBeside(config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._child = Child(self._context, config, builder)
-        self._closing = False
+        self._closing = threading.Event()
+        self._stopped = 0.0  # time.monotonic() seconds, when it was told to close
+        self._replacing = threading.Lock()  # a child that is told to stop has no successor
         self._ready_seen = False  # of the present child
         self._started: Future[m.Ready] = Future()
         self._thread = threading.Thread(target=self._watch, name="sglite-engine-events", daemon=True)
@@ -142,17 +144,20 @@ class ProcessBack:
         self._thread.start()
         try:
             ready = self._started.result()
+            return Started(self._load_tokenizer(ready), ready.model_info, ready.facts)
         except BaseException:
             self.close()
             raise
-        return Started(self._load_tokenizer(ready), ready.model_info, ready.facts)
 
     def send(self, commands: list[m.Command]) -> None:
         self._child.send(commands)
 
     def close(self) -> None:
         """Idempotent. Returns once the child has ended."""
-        self._closing = True
+        with self._replacing:
+            if not self._closing.is_set():
+                self._stopped = time.monotonic()
+            self._closing.set()
         self._child.send([m.Stop()])
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -162,21 +167,28 @@ class ProcessBack:
         attempts = 0
         while True:
             child = self._child
-            failure = self._listen(child)
-            child.end(patience_s=STOP_S if self._closing else 0.0)
+            error: BaseException | None = None
+            try:
+                failure = self._listen(child)
+            except BaseException as problem:  # noqa: BLE001 - of a caller's on_progress, say; all wait for this thread
+                error = problem
+                failure = EngineDead(f"what the engine process said was not taken: {type(error).__name__}: {error}")
+            child.end(patience_s=self._patience_s)
             if not self._started.done():
-                self._started.set_exception(failure)
-            if self._closing:
-                self._front.fail(closed())
-                break
-            self._front.fail(failure)
-            log.error("%s", failure)
-            attempts = 0 if self._ready_seen else attempts
-            if not self._restart or not self._started_well() or attempts >= len(RESTART_DELAYS_S):
-                break
-            time.sleep(RESTART_DELAYS_S[attempts])
-            attempts += 1
-            self._child = Child(self._context, self._config, self._builder)
+                self._started.set_exception(error or failure)
+            if not self._closing.is_set():
+                self._front.fail(failure)
+                log.error("%s", failure)
+                attempts = 0 if self._ready_seen else attempts
+                if not self._restart or not self._started_well() or attempts >= len(RESTART_DELAYS_S):
+                    break
+                self._closing.wait(RESTART_DELAYS_S[attempts])
+                attempts += 1
+            with self._replacing:
+                if self._closing.is_set():
+                    self._front.fail(closed())
+                    break
+                self._child = Child(self._context, self._config, self._builder)
         self._context.term()
 
     def _listen(self, child: Child) -> SgliteError:
@@ -188,14 +200,14 @@ class ProcessBack:
         if child.exit_fd is not None:
             poller.register(child.exit_fd, zmq.POLLIN)
         while True:
-            poller.poll(POLL_MS if child.exit_fd is None else 1000)
+            poller.poll(POLL_MS)
             exited = child.process.poll() is not None
             if exited:
                 child.events.poll(LAST_WORDS_MS)  # what it sent may still be on its way through this process
             failure = self._drain(child, vital)
             if failure is not None:
                 return failure
-            if exited or vital.lost():
+            if exited or vital.lost() or (self._closing.is_set() and not self._patience_s):
                 return EngineDead(f"the engine process died ({child.why()})")
 
     def _drain(self, child: Child, vital: _VitalSigns) -> SgliteError | None:
@@ -222,6 +234,13 @@ class ProcessBack:
             self._front.revive()
         else:
             self._started.set_result(ready)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the child may still take to stop. One that loads its model hears of it when it has: nobody waits."""
+        if not self._closing.is_set() or not self._ready_seen:
+            return 0.0
+        return max(0.0, self._stopped + STOP_S - time.monotonic())
 
     def _started_well(self) -> bool:
         """A child that never became ready would not do so the next time either."""
