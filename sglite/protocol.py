@@ -81,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidRequest(f"{name} must be at least {least}, not {value}", param=name)
-        for name, limit in (("max_tokens", 2**31), ("min_tokens", 2**31), ("seed", 2**64)):
+        for name, limit in (("max_tokens", 2**31), ("min_tokens", 2**31), ("n", 2**31), ("seed", 2**64)):
             value = getattr(self, name)
             if value is not None and not 0 <= value < limit:
                 raise InvalidRequest(f"{name} must lie between 0 and {limit - 1}", param=name)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
+import uuid
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,7 @@ from sglite.protocol import (
     ScoreRequest,
 )
 from sglite.runtime.async_engine import Engine
+from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.arguments import is_single, sampling_params
 from tests.fakes.core import ScriptedCore, scripted_engine
 
@@ -495,7 +499,45 @@ async def test_other_calls_check_what_they_are_given_too(engine: Engine) -> None
     for call in (engine.abort, engine.release):
         with pytest.raises(InvalidRequest, match="request_id"):
             await call(7)  # type: ignore[arg-type]
+    for call in (engine.abort, engine.release, engine.end_program):
+        with pytest.raises(InvalidRequest, match="lone surrogate"):
+            await call("\ud800")
     assert (await engine.generate_async("ab", {"max_tokens": 2})).text
+
+
+async def test_whatever_a_request_is_made_of_what_is_sent_of_it_can_be_read(engine: Engine) -> None:
+    odd: list[Any] = [2**70, "\ud800", {"\ud800": 1}, np.float32(1.5), np.array([1, 2]), range(3), (2**70,), object()]
+    kinds = (GenerateRequest, ScoreRequest, SamplingParams, ProgramRef, GrammarSpec)
+    sent = 0
+    for kind, value in itertools.product(kinds, odd):
+        for field in msgspec.structs.fields(kind):
+            if field.name == "prompt":  # text is the tokenizer's business
+                continue
+            try:
+                request = _holding(kind, field.name, value)
+                command = engine._registered(request, engine._front.mailboxes.sink())
+            except InvalidRequest:
+                continue
+            m.decode_commands(m.encode([command]))
+            sent += 1
+    assert sent
+
+
+def _holding(kind: type, field: str, value: Any) -> GenerateRequest | ScoreRequest:
+    """A request that has this value in this field of itself or of a part."""
+    score: dict[str, Any] = {"request_id": uuid.uuid4().hex, "prompt": (1, 2), "continuations": ((1,),)}
+    parts: dict[str, Any] = {"request_id": uuid.uuid4().hex, "prompt": (1, 2), "sampling_params": SamplingParams()}
+    if kind is ScoreRequest:
+        return ScoreRequest(**{**score, field: value})
+    if kind is SamplingParams:
+        parts["sampling_params"] = SamplingParams(**{field: value})
+    elif kind is ProgramRef:
+        parts["program"] = ProgramRef(**{"program_id": "p", field: value})
+    elif kind is GrammarSpec:
+        parts["grammar"] = GrammarSpec(**{"kind": "regex", "source": "a", field: value})
+    else:
+        parts[field] = value
+    return GenerateRequest(**parts)
 
 
 def test_an_engine_that_nobody_asks_may_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def checked_text(value: Any, param: str) -> str:
     """Raises InvalidRequest."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{param} must be a text, not {type(value).__name__}", param=param)
+    if wrong := _impossible(value):  # one that a frame cannot hold would take along what is sent with it
+        raise InvalidRequest(f"{param} {wrong}", param=param)
     return value
 
 
@@ -79,7 +81,7 @@ def _plain(value: T, *, skip: tuple[str, ...] = (), prefix: str = "") -> T:
         if type(given) not in exact:
             try:
                 made = msgspec.convert(_as_plain_int(given), kind)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, TypeError, ValueError, LookupError) as error:  # of strange types, too
                 raise InvalidRequest(f"{prefix}{name}: {error}, not {given!r:.80}", param=prefix + name) from None
         wrong = _impossible(made)
         if wrong:

@@ -250,6 +250,8 @@ class Engine:
 
     # The Client protocol
 
+    takes_followers = True
+
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         sink = self._front.mailboxes.sink()
         self._post(request, sink)
@@ -379,7 +381,7 @@ class Engine:
         ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
         changed: dict[str, Any] = {"prompt": checked_ids(ids, "prompt")}
         if isinstance(request, GenerateRequest):
-            if request.grammar_after != ():
+            if not isinstance(request.grammar_after, tuple) or request.grammar_after:
                 changed["grammar_after"] = checked_ids(request.grammar_after, "grammar_after")
         else:
             changed["continuations"] = checked_id_lists(request.continuations, "continuations")
