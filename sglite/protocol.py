@@ -119,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequest(f"{name} must hold texts, not {value!r}", param=name)
             if texts is not value:
                 msgspec.structs.force_setattr(self, name, texts)
-        if self.stop_token_ids != ():
+        if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             ids = tuple(_token(i, "stop_token_ids") for i in _items(self.stop_token_ids, "stop_token_ids"))
             msgspec.structs.force_setattr(self, "stop_token_ids", ids)
         if self.logit_bias is not None:
