@@ -133,6 +133,17 @@ class Document:
             value = value[step]
         return self._intern(value, parent.pointer, parent.base, parent.draft, path)
 
+    def children(self, parent: Node, keyword: str, members: dict[str, Json]) -> dict[str, int]:
+        """The nodes at `members`, the value of a keyword."""
+        known, base, draft = self._by_place, parent.base, parent.draft
+        found: dict[str, int] = {}
+        for name, value in members.items():
+            child = known.get((id(value), base, draft))
+            if child is None:
+                child = self._intern(value, parent.pointer, base, draft, (keyword, name))
+            found[name] = child
+        return found
+
     def without(self, node: Node, keyword: str) -> int:
         """A node that says all that `node` does but for one keyword."""
         value = {k: v for k, v in node.keywords.items() if k != keyword}

@@ -102,24 +102,25 @@ class Expander:
         Conjunctions that mean the same then share their rules.
         """
         found = self._canonical.get(literals)
-        if found is None and len(literals) == 1 and self.terms.unwrap(literals[0]) is None:
-            found = self._canonical[literals] = literals
         if found is None:
-            plain: dict[Literal, None] = {}
-            stack = list(reversed(literals))
-            seen: set[Literal] = set()
-            while stack:
-                literal = stack.pop()
-                if literal in seen:
-                    continue
-                seen.add(literal)
-                inner = self.terms.unwrap(literal)
-                if inner is None:
-                    plain[literal] = None
-                else:
-                    stack.extend(reversed(inner))
-            found = self._canonical[literals] = tuple(plain)
+            found = self._canonical[literals] = self._unwrapped(literals)
         return found
+
+    def _unwrapped(self, literals: Conjunction) -> Conjunction:
+        plain: dict[Literal, None] = {}
+        stack = list(reversed(literals))
+        seen: set[Literal] = set()
+        while stack:
+            literal = stack.pop()
+            if literal in seen:
+                continue
+            seen.add(literal)
+            inner = self.terms.unwrap(literal)
+            if inner is None:
+                plain[literal] = None
+            else:
+                stack.extend(reversed(inner))
+        return tuple(plain)
 
     def cases(self, literals: Conjunction) -> list[Case]:
         """Raises TooManyCases."""
@@ -262,9 +263,9 @@ class Expander:
                 return False
         if len(case.keys) > 1:
             case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
-        if case.types == OBJECT or state.choices:
+        if state.choices or (case.types == OBJECT and (case.unlooked or case.values is not None)):
             return self._required_keys_are_possible(case)
-        return True
+        return True  # else that is what _finish looks at
 
     def _required_keys_are_possible(self, case: Case) -> bool:
         if case.types & OBJECT:

@@ -65,7 +65,8 @@ CHECKS: dict[str, Check] = {
 def check_form(node: Node) -> None:
     """Raises InvalidGrammar with the pointer of the first keyword that is malformed."""
     for keyword, value in node.keywords.items():
-        if keyword in CHECKS and not (check := CHECKS[keyword])[0](value):
+        check = CHECKS.get(keyword)
+        if check is not None and not check[0](value):
             raise InvalidGrammar(
                 f"{keyword} at {node.pointer or '/'} {check[1]}", pointer=f"{node.pointer}/{keyword}", keyword=keyword
             )

@@ -424,10 +424,7 @@ def _keys(document: Document, node: Node) -> list[Term]:
 
 def key_nodes(document: Document, node: Node) -> tuple[dict[str, int], dict[str, int], int | None]:
     words = node.keywords
-    named = {
-        n: document.child(node, "properties", n)
-        for n in (expect(node, "properties", dict) if "properties" in words else ())
-    }
+    named = document.children(node, "properties", expect(node, "properties", dict)) if "properties" in words else {}
     texts = expect(node, "patternProperties", dict) if "patternProperties" in words else ()
     patterns = {p: document.child(node, "patternProperties", p) for p in texts}
     rest = document.child(node, "additionalProperties") if "additionalProperties" in words else None

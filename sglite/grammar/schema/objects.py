@@ -79,18 +79,20 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
         emitter.leave_out(case, "not", f"more than {MAX_SOME_KEYS} rules that some key must break")
         case = case.copy()
         case.some_keys = ()
-    found = _classes(emitter, case, set(key_order(case)))
+    names = key_order(case)
+    found = _classes(emitter, case, names)
     if case.listed is None and (found.witnesses_run_out or _may_lack_keys(case, found)):
         _list_names(case, found)
-        found = _classes(emitter, case, set(key_order(case)))
-    names = key_order(case)
+        names = key_order(case)
+        found = _classes(emitter, case, names)
     named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
     named = [key for key in named if key is not None]
     classes = found.kinds
+    there = {key.name for key in named}
     presence = case.presence
-    for name in names_in(presence) - {key.name for key in named}:
+    for name in names_in(presence) - there:
         presence = assign(presence, name, False)
-    if presence is False or not set(case.required) <= {key.name for key in named}:
+    if presence is False or not case.required.keys() <= there:
         return
     if classes and (case.max_keys is None or case.max_keys > 1):
         _follow_free_keys(emitter, case, found)
@@ -112,14 +114,14 @@ def takes_any_further_key(emitter: Emitter, case: Case) -> bool:
     """Proven: wherever an object of the case is about to end, it can go on with infinitely many other keys."""
     if case.max_keys is not None or case.some_keys:
         return False
-    found = _classes(emitter, case, set(key_order(case)))
+    found = _classes(emitter, case, key_order(case))
     return bool(found.kinds) and not found.run_out
 
 
 def all_keys(emitter: Emitter, case: Case) -> list[str] | None:
     """The keys of the case's objects in order; None where others than named ones are possible."""
     names = key_order(case)
-    return None if _classes(emitter, case, set(names)).kinds else [name for name in names if name not in case.absent]
+    return None if _classes(emitter, case, names).kinds else [name for name in names if name not in case.absent]
 
 
 def _list_names(case: Case, found: Classes) -> None:
@@ -162,9 +164,13 @@ def _cap(case: Case) -> int:
 
 def key_order(case: Case) -> list[str]:
     """All keys that the case names: those of `properties` first, then those that are only asked for or forbidden."""
-    declared = chain.from_iterable(rule.named for rule in case.keys)
-    others = (case.required, sorted(names_in(case.presence)), sorted(case.absent), case.listed or ())
-    return list(dict.fromkeys(chain(declared, *others)))
+    order: dict[str, None] = {}
+    for rule in case.keys:
+        order |= dict.fromkeys(rule.named)
+    order |= case.required
+    if case.presence is not True or case.absent or case.listed:
+        order |= dict.fromkeys(chain(sorted(names_in(case.presence)), sorted(case.absent), case.listed or ()))
+    return list(order)
 
 
 def _named_key(emitter: Emitter, case: Case, name: str) -> NamedKey | None:
@@ -200,11 +206,16 @@ def _name_holds(emitter: Emitter, literal: int, name: str) -> bool:
 # --- unnamed keys
 
 
-def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
+def _classes(emitter: Emitter, case: Case, names: list[str]) -> Classes:
     """A partition of the unnamed keys, classes with equal rules united, classes without any value left out."""
-    patterns = list(dict.fromkeys(pattern for rule in case.keys for pattern, _ in rule.patterns))
+    patterns = list(dict.fromkeys([pattern for rule in case.keys for pattern, _ in rule.patterns]))
+    if not patterns and not case.key_names and not case.some_keys and case.listed is None:
+        literals = _class_literals(case, frozenset())
+        if literals and emitter.expander.is_hopeless(literals):
+            return Classes([], at_least=-len(names))
+        return Classes([KeyClass(meet([ANY_STRING, *_outside(names)]), literals)], at_least=-len(names))
     bases = _allowed_names(emitter, case)
-    outside = [~one_of(sorted(n for n in names if encodable(n)))] if names else []
+    outside = _outside(names)
     by_rule: dict[Conjunction, list[str]] = {}
     left_out: list[frozenset[str]] = []
     for base in bases:
@@ -238,6 +249,11 @@ def _classes(emitter: Emitter, case: Case, names: set[str]) -> Classes:
         at_least=0 if set(left_out) - {frozenset()} else _num_names(emitter, case, patterns) - len(names),
         witnesses_run_out=bool(witnesses) and not open_witnesses,
     )
+
+
+def _outside(names: list[str]) -> list[str]:
+    """The expression of all texts but these names; none where there are none."""
+    return [~one_of(sorted([name for name in names if encodable(name)]))] if names else []
 
 
 def _running_out(emitter: Emitter, case: Case, patterns: list[str], left_out: list[frozenset[str]]) -> tuple[str, ...]:

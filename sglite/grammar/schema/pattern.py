@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from sglite.grammar.automaton.classes import complement
@@ -84,6 +85,7 @@ _CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _QUANTIFIER = re.compile(r"\{(\d+)(,(\d*))?\}")
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Pattern:
     """Raises PatternError."""
     parser = _Parser(text)

@@ -39,7 +39,8 @@ def literal(text: str) -> str:
 
 def one_of(values: Iterable[str]) -> Expression:
     """The expression of finitely many strings."""
-    return Expression(lark_regex(f"(?:{'|'.join([escape(content(value)) for value in values])})"), tuple(values))
+    words = [value if value.isidentifier() else escape(content(value)) for value in values]
+    return Expression(lark_regex(f"(?:{'|'.join(words)})"), tuple(values))
 
 
 def escape(text: str) -> str:
@@ -91,6 +92,8 @@ def meet(parts: Iterable[str]) -> str:
 
 def _one_complement(parts: list[str]) -> list[str]:
     """What is excluded as one expression: the engine follows one complement where it gives up at five."""
+    if len(parts) < 2 or len([part for part in parts if part[:1] == "~"]) < 2:
+        return parts
     excluded = [part for part in parts if _COMPLEMENT.fullmatch(part)]
     if len(excluded) < 2:
         return parts

@@ -78,9 +78,11 @@ class Terms:
         found = self._keywords.get(node.id)
         if found is None:
             check_form(node)
-            said = {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
-            late = {k: said.pop(k) for k in list(said) if k in _CONDITIONAL}
-            found = self._keywords[node.id] = {**said, **late}
+            found = {k: v for k, v in node.keywords.items() if k in SAYS_SOMETHING}
+            if not _CONDITIONAL.isdisjoint(found):
+                late = {k: found.pop(k) for k in list(found) if k in _CONDITIONAL}
+                found.update(late)
+            self._keywords[node.id] = found
         return found
 
     def _asserted(self, node_id: int) -> Option:
@@ -274,7 +276,7 @@ class Terms:
         return branches if len(branches) == len(terms[0].options) else None
 
     def _is_loose(self, node: Node) -> bool:
-        return any(node_id == node.id for node_id, _ in self.loose)
+        return bool(self.loose) and any(node_id == node.id for node_id, _ in self.loose)
 
     def are_plain(self, literals: frozenset[Literal]) -> bool:
         """Whether only type, enum and const narrow a value, all of which a case's `values` already reflect."""
