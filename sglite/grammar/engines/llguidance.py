@@ -352,13 +352,14 @@ class LLGuidanceEngine:
 
         began = time.thread_time()
         first = make()
-        cheap = time.thread_time() - began < _CHEAP_TEMPLATE_S
+        seconds = time.thread_time() - began
         _check(first)
         forces = is_forced(grammar)
         self._try_first_token(first, forces=forces)
         if spec.kind in ("json_schema", "tools"):
-            self._try_terminals(grammar)
-        templates = Templates(first, make, most=self._parallel if cheap else 1, spare=self._spare)
+            self._try_terminals(grammar, seconds)
+        most = self._parallel if seconds < _CHEAP_TEMPLATE_S else 1
+        templates = Templates(first, make, most=most, spare=self._spare)
         text = followed_text(spec, grammar)
         follower = None if text is None else self._follower
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
@@ -402,13 +403,13 @@ class LLGuidanceEngine:
         except (GrammarViolation, TooManyStates):
             return  # it comes to a limit somewhere: whoever gets there is told
 
-    def _try_terminals(self, grammar: str) -> None:
+    def _try_terminals(self, grammar: str, seconds: float) -> None:
         limits = with_half_the_fuel(self._limits)
 
         def make(lark: str) -> llguidance.LLMatcher:
             return llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=limits)
 
-        if not all_are_followed(grammar, make, _check, self.vocab):
+        if not all_are_followed(grammar, make, _check, self.vocab, seconds=seconds):
             raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
 
     def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> None:
