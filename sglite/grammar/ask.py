@@ -2,15 +2,17 @@
 
     begin      the matchers whose mask is not known; one of those that stand at the same place is asked for all
     a thread   brings the engine's matchers up to date and has the masks made, all of one call at once
+    another    asks copies of those at places of forced text which text that is: it takes ten times as long as the mask
     collect    what has come is remembered (or, for a matcher that remembers nothing, kept until `take`)
 
-While a matcher is asked it belongs to that thread: its row is not sampled, so nobody else touches it.
+While a matcher is asked for its mask it belongs to that thread: its row is not sampled, so nobody else touches it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +21,7 @@ import numpy as np
 from sglite.errors import GrammarViolation
 from sglite.grammar import bitmask
 from sglite.grammar.automaton.matcher import FollowedMatcher
-from sglite.grammar.automaton.state import Said
+from sglite.grammar.automaton.state import Said, State
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
 from sglite.grammar.matcher import Bitmask, Matcher
 
@@ -30,32 +32,33 @@ FillNative = Callable[[list[tuple[LLGuidanceMatcher, int]], Bitmask], None]
 
 
 class Ask:
-    """One mask that is being made, and what is forced there where that is not known either. `row` None once it is done:
-    it could not be; whoever asks again is told why."""
+    """One mask that is being made. `row` None once it is done: it could not be; whoever asks again is told why."""
 
-    __slots__ = ("at", "done", "forced", "matcher", "row", "state")
+    __slots__ = ("at", "done", "matcher", "row", "state")
 
     def __init__(self, matcher: FollowedMatcher | LLGuidanceMatcher, at: int) -> None:
         self.matcher = matcher
         self.state = matcher.state if isinstance(matcher, FollowedMatcher) else None  # it may have moved on by the end
         self.at = at  # tokens that an engine's matcher had taken
         self.row: Bitmask | None = None
-        self.forced: tuple[int, ...] | None = None
         self.done = False
 
 
 class Asks:
-    """`begin`, `wait`, `take` and `close` are called by one thread."""
+    """`begin`, `wait`, `take`, `look` and `close` are called by one thread."""
 
     def __init__(self, fill_native: FillNative) -> None:
         self._fill_native = fill_native
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sglite-masks")
         self._open: dict[Said | LLGuidanceMatcher, Ask] = {}
         self._changed = threading.Condition()
+        self._forced_pool = ThreadPoolExecutor(1, thread_name_prefix="sglite-forced")
+        self._telling: set[Said] = set()  # places of which somebody is finding out what is forced there
+        self._told: deque[tuple[Said, tuple[int, ...] | None]] = deque()  # and what it is; None: it could not be told
 
     @property
     def idle(self) -> bool:
-        """Nothing is asked, and nothing waits to be taken."""
+        """No mask is asked for, and none waits to be taken."""
         return not self._open
 
     def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
@@ -105,15 +108,31 @@ class Asks:
         del self._open[matcher]
         return ask.row if ask.at == matcher.num_tokens else None
 
+    def tell_forced(self, state: State, engines: LLGuidanceMatcher) -> None:
+        """Have it found out what text is forced at a place. `engines`: a matcher that stands there."""
+        if state.said not in self._telling:
+            self._telling.add(state.said)
+            self._forced_pool.submit(self._tell, state.said, engines.fork())
+
+    def look(self) -> None:
+        """Remember the forced texts that have come."""
+        while self._told:
+            said, forced = self._told.popleft()
+            self._telling.discard(said)
+            if forced is not None:
+                said.forced, said.ahead = forced, len(forced)
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._forced_pool.shutdown(wait=True, cancel_futures=True)
 
     def _collect(self) -> None:
+        self.look()
         for key, ask in list(self._open.items()):
             if ask.done and isinstance(ask.matcher, FollowedMatcher):
                 del self._open[key]
                 if ask.row is not None:
-                    ask.matcher.learn(ask.row, ask.forced, state=ask.state)
+                    ask.matcher.learn(ask.row, state=ask.state)
 
     def _answer(self, asks: list[Ask]) -> None:
         try:
@@ -143,11 +162,23 @@ class Asks:
         for (ask, own), row in zip(ready, rows, strict=True):
             try:
                 own.finish_fill(row)
-                if isinstance(ask.matcher, FollowedMatcher) and ask.matcher.asks_forced:
-                    ask.forced = tuple(own.forced())
             except GrammarViolation:
                 continue
             ask.row = row
+            if ask.state is not None and ask.state.said.ahead is None:
+                self.tell_forced(ask.state, own)
+
+    def _tell(self, said: Said, engines: LLGuidanceMatcher) -> None:
+        forced: tuple[int, ...] | None = None
+        try:
+            forced = tuple(engines.forced())
+        except GrammarViolation:
+            pass  # its text comes to a limit: whoever gets there is told
+        except BaseException:
+            _log.exception("forced text could not be told")
+            raise
+        finally:
+            self._told.append((said, forced))
 
 
 def _asked_of(matcher: Matcher) -> Said | LLGuidanceMatcher | None:

@@ -82,9 +82,12 @@ class BatchFiller:
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
 
-    def begin(self, matchers: Sequence[Matcher]) -> dict[int, Ask]:
+    def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> dict[int, Ask]:
         self._asking = True
         if self._asks.idle:
+            self._asks.look()
+            if alone:
+                return {}
             places = [i for i, matcher in enumerate(matchers) if not _is_known(matcher)]
             if len(places) < len(matchers):
                 asked = self._asks.begin([_base(matchers[i]) for i in places]) if places else {}
@@ -143,6 +146,8 @@ class BatchFiller:
             except GrammarViolation as error:
                 failures.update(dict.fromkeys(places, error))
                 continue
+            if self._asking and matcher.asks_forced and matcher.state is not None:
+                self._asks.tell_forced(matcher.state, exact)
             mask = matcher.learn(row)
             for i in places:
                 found[i] = mask
@@ -187,7 +192,7 @@ class BatchFiller:
 
     def _ahead(self, matcher: Matcher) -> int:
         if type(matcher) is FollowedMatcher:
-            # What is forced is asked with the mask, in another thread; until then its tokens are drawn like others.
+            # What is forced is found out with the mask, in another thread; until then it is drawn like other text.
             return 0 if self._asking and matcher.asks_forced else matcher.ahead
         return OVER if matcher.finished else len(matcher.forced())
 

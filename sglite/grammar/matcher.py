@@ -118,9 +118,10 @@ class Asked(Protocol):
 class MaskAsker(Protocol):
     """What a batch filler may offer besides: to make masks that take long while its caller goes on."""
 
-    def begin(self, matchers: Sequence[Matcher]) -> Mapping[int, Asked]:
+    def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> Mapping[int, Asked]:
         """The places of those whose mask takes an engine to tell. They are begun, by other threads, if they were not
-        before; until they are done nobody may touch these matchers. `fill` and `shared` find what was made."""
+        before; until they are done nobody may touch these matchers. `fill` and `shared` find what was made. `alone`:
+        the caller has nothing else to do until they are there, and makes them itself where none is under way."""
         ...
 
     def wait(self, asked: Iterable[Asked], seconds: float) -> None:

@@ -141,7 +141,7 @@ def test_a_matcher_that_fails_is_told_by_fill(compiler: GrammarCompiler) -> None
     assert masks[0] is not None
 
 
-def test_what_is_forced_is_told_with_the_mask_and_not_before(compiler: GrammarCompiler) -> None:
+def test_what_is_forced_is_told_beside_the_mask_and_not_before(compiler: GrammarCompiler) -> None:
     grammar = compiler.compile_now(spec.json_schema(SCHEMAS["short strings"] | {"description": "forced text"}))
     matcher = grammar.matcher()
     assert isinstance(matcher, FollowedMatcher)
@@ -152,8 +152,43 @@ def test_what_is_forced_is_told_with_the_mask_and_not_before(compiler: GrammarCo
     asked = compiler.filler.begin([matcher])
     compiler.filler.wait(asked.values(), 10.0)
     assert matcher.state is not None
+    compiler.filler._asks._forced_pool.shutdown(wait=True)
+    assert not compiler.filler.begin([matcher])
     assert matcher.state.said.forced == tuple(matcher.exact.forced())
     assert matcher.ahead > 0
+
+
+def test_no_mask_waits_for_forced_text(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    matcher = walked(compiler, "short strings", engines=False, seed=0)
+    assert isinstance(matcher, FollowedMatcher)
+    matcher.rollback(len(matcher.tokens))
+    monkeypatch.setattr(LLGuidanceMatcher, "forced", lambda self: [] if go_on.wait(10.0) else [0])
+    matcher.accept(compiler.vocab.encode('{"name":"a"'))
+    assert matcher.asks_forced
+    asked = compiler.filler.begin([matcher])
+    compiler.filler.wait(asked.values(), 10.0)
+    assert asked[0].done
+    assert matcher.known_mask() is not None
+    assert matcher.asks_forced
+    go_on.set()
+
+
+def test_who_is_alone_makes_its_masks_itself(compiler: GrammarCompiler) -> None:
+    matcher = walked(compiler, "short strings", engines=False, seed=0)
+    assert isinstance(matcher, FollowedMatcher)
+    matcher.rollback(len(matcher.tokens))
+    matcher.accept(compiler.vocab.encode('{"name":"a"'))
+    assert not compiler.filler.begin([matcher], alone=True)
+    assert compiler.filler._asks.idle
+    (mask,), failures = compiler.filler.shared([matcher])
+    assert not failures
+    assert mask is not None
+    assert np.array_equal(mask.words, expected(matcher.exact, compiler.vocab.size))
+    compiler.filler._asks._forced_pool.shutdown(wait=True)
+    assert not compiler.filler.begin([matcher], alone=True)
+    assert matcher.state is not None
+    assert matcher.state.said.forced == tuple(matcher.exact.forced()), "and what is forced there is told later"
 
 
 def test_what_comes_after_its_matcher_has_moved_on_is_kept_for_where_it_was(compiler: GrammarCompiler) -> None:

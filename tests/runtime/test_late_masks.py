@@ -34,7 +34,7 @@ class SlowFiller(BatchLoopFiller):
         self._asks: dict[int, _Ask] = {}
         self.waits = 0
 
-    def begin(self, matchers: Sequence[Matcher]) -> Mapping[int, Asked]:
+    def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> Mapping[int, Asked]:
         found: dict[int, Asked] = {}
         for i, matcher in enumerate(matchers):
             ask = self._asks.get(id(matcher))

@@ -246,17 +246,12 @@ class FollowedMatcher:
         """An engine has to tell what is forced here."""
         return self.state is not None and not self._num_stops and self.state.said.ahead is None
 
-    def learn(
-        self, row: Bitmask, forced: tuple[int, ...] | None = None, *, state: State | None = None
-    ) -> SharedMask | None:
-        """`row` holds what the engine's matcher says here, or said where `state` was; `forced` what is forced there, if
-        that was asked too."""
+    def learn(self, row: Bitmask, *, state: State | None = None) -> SharedMask | None:
+        """`row` holds what the engine's matcher says here, or said where `state` was."""
         if state is None:
             state = None if self._num_stops else self.state
         if self._automaton is None or state is None:
             return None
-        if forced is not None:
-            state.said.forced, state.said.ahead = forced, len(forced)
         return self._automaton.learn(state, row.copy())
 
     def took(self, token_id: int) -> None:

@@ -130,10 +130,11 @@ class MaskFiller:
 
     def _ask(self, asker: MaskAsker, step: Step, bound: list[Bound], over: Callable[[], bool] | None) -> list[Bound]:
         """Have masks made that only an engine can tell. Returns the rows whose mask is there; the others are late."""
-        asked = asker.begin([request.matcher for _, _, _, request in bound if request.matcher is not None])
+        num_draws = int(step.batch.samples.sum())
+        matchers = [request.matcher for _, _, _, request in bound if request.matcher is not None]
+        asked = asker.begin(matchers, alone=num_draws == 1)
         if not asked:
             return bound
-        num_draws = int(step.batch.samples.sum())
         while late := {place for place, ask in asked.items() if not ask.done}:
             may = over is not None and len(late) < num_draws and all(_may_be_late(step, bound[place]) for place in late)
             if may and over is not None and over():
