@@ -29,7 +29,7 @@ from sglite.runtime.executor.scoring import StepScores
 
 _KEPT_MASK_BYTES = 128 << 20
 _BURST = 10e-6  # a launch holds the interpreter lock for so long, then lets go of it for as long
-_SLEEP = 400e-6  # what is left of a wait when the host no longer sleeps: sleeping takes longer than asked
+_SLEEP = 80e-6  # what is left of a wait when the host no longer sleeps: sleeping takes longer than asked
 
 
 @njit(cache=True, nogil=True)
@@ -47,7 +47,8 @@ class SimulatedExecutor:
     H200's host; device and launches take so many times as long, so that ratios of times are what they are there.
     `agree`: how often a legal draft is what is drawn (a trained model's odds; 0 is a model of random weights).
     `repeat`: how often a constrained row says the same token again where it may, as greedy text of random weights does:
-    numbers become long and strings come to their bounds. Not simulated: penalties and logit biases change nothing, masked logprobs are those without a mask.
+    numbers become long and strings come to their bounds. `idles`: launches and waits take no CPU time, so that a thread's
+    CPU time is that of the engine alone. Not simulated: penalties and logit biases change nothing, masked logprobs are those without a mask.
 
     `device_s`, `idle_s`: seconds that the device worked, and stood still between two steps because the host was late.
     `late_s`: seconds that the simulation itself held results up, to be subtracted, or to see that there are none.
@@ -70,13 +71,14 @@ class SimulatedExecutor:
         agree: float = 0.0,
         repeat: float = 0.0,
         shares_prefix_reads: bool = True,
+        idles: bool = False,
     ) -> None:
         self.num_pages, self.page_size, self.max_rows, self.vocab_size = num_pages, page_size, max_rows, vocab_size
         self.mask_rows = 4 * max_rows
         self.kept_mask_rows = _KEPT_MASK_BYTES // (4 * -(-vocab_size // 32))
         self.shares_prefix_reads = shares_prefix_reads
         self.device_s = self.idle_s = self.late_s = 0.0
-        self._costs, self._slower = costs, slower
+        self._costs, self._slower, self.idles = costs, slower, idles
         self._table = np.zeros((max_rows, -(-max_model_len // page_size)), np.int32)
         self._sampling = SamplingTables(max_rows, vocab_size, torch.device("cpu"))
         self._planner = DrawPlanner(self._sampling)
@@ -99,6 +101,7 @@ class SimulatedExecutor:
         self._graphs: set[tuple[int, bool]] = set()
         self._wanted: Wanted[tuple[int, bool]] = Wanted(time.perf_counter)
         self._rounds = _calibrated()
+        model.sleep_exactly()  # the thread that builds an engine is the one that runs it
 
     # -- Executor
 
@@ -184,7 +187,7 @@ class SimulatedExecutor:
     def _launch(self, until: float) -> None:
         """The host is busy with calls of the driver until then."""
         burst = _BURST * self._slower
-        while (now := time.perf_counter()) < until:
+        while not self.idles and (now := time.perf_counter()) < until:
             end = min(until, now + burst)
             while time.perf_counter() < end:
                 pass
@@ -243,10 +246,10 @@ class SimulatedPending:
     def _until_ready(self) -> None:
         left = self.ready_at - time.perf_counter()
         if left > _SLEEP:
-            time.sleep(left - _SLEEP / 2)
+            time.sleep(left - _SLEEP)
         rounds = int(2e-6 * self.executor._rounds)
         while time.perf_counter() < self.ready_at:
-            _spin(rounds)
+            time.sleep(20e-6) if self.executor.idles else _spin(rounds)
         bell, began = self.executor.jobs.bell, time.perf_counter()
         while bell[model.DONE] < self.number:
             time.sleep(10e-6)  # its thread may want this core

@@ -217,8 +217,13 @@ class Jobs:
             self.liked[0] = count + 1
 
 
+def sleep_exactly() -> None:
+    """This thread's sleeps of some microseconds are that short (Linux)."""
+    ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, ns
+
+
 def _run(*arguments: object) -> None:
-    ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, ns: sleeps of microseconds are that short
+    sleep_exactly()
     _serve(*arguments)
 
 
