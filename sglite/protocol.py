@@ -317,7 +317,7 @@ class CoverageItem(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-_MOST_ITEMS = 500
+MOST_ITEMS = 500
 _CARRIED = ("mask", "rewritten", "redundant", "annotation")
 
 
@@ -336,7 +336,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
     def brief(self) -> Coverage:
         """The same, of many assertions only those that the mask does not carry."""
-        if len(self.items) <= _MOST_ITEMS:
+        if len(self.items) <= MOST_ITEMS:
             return self
         return Coverage(tuple(i for i in self.items if i.status not in _CARRIED), self.engine, self.reason)
 

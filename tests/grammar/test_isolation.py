@@ -97,11 +97,6 @@ def test_of_many_assertions_only_those_are_told_that_the_mask_does_not_carry(wor
     odd = {"odd": {"type": "string", "format": "no-such-format"}}
     for properties in (dict(list(many.items())[:3]), many, many | odd):
         wanted = spec.json_schema({"properties": properties}, on_unsupported="validate")
-        told, whole = worker.ask(Job(wanted, 2.0, 512 * _MB)).coverage, route.plan(wanted).coverage
-        assert told.exact == whole.exact
-        if len(properties) == 3:
-            assert told == whole
-        else:
-            assert len(whole.items) > 500
-            assert {item.pointer for item in told.items} <= {"/properties/odd/format"}
-            assert (told.engine, told.reason) == (whole.engine, whole.reason)
+        told = worker.ask(Job(wanted, 2.0, 512 * _MB)).coverage
+        assert told == route.plan(wanted).coverage and told.exact and told.engine == "llguidance"
+        assert len(told.items) == (7 if len(properties) == 3 else 0)
