@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
 from sglite.lang.bridge import until_done, wait
@@ -40,6 +40,9 @@ from sglite.lang.streaming import iterate, iterate_async, text_pieces, variable_
 from sglite.lang.timeline import Timeline
 from sglite.lang.transcript import Mark, Transcript, text_since
 from sglite.protocol import Usage
+
+if TYPE_CHECKING:
+    from sglite.lang.early import Early
 
 # Carried out only together with an operation that needs them: nobody sees text that nobody reads.
 _LAZY = (Text, RoleBegin, RoleEnd, ScopeBegin)
@@ -80,6 +83,8 @@ class Branch:
         self.last_request_id: str | None = None
         self.calls = 0  # made so far, with the one that is being made
         self.held: Held | None = None  # the row that the next generation continues
+        self.leader: tuple[int, ...] = ()  # ids that the last call read and wrote, where that was a generation
+        self.early: Early | None = None  # the next call, if it was sent already
         self.siblings = 1  # how many forks make their first call together with this one
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -342,6 +347,7 @@ class Branch:
         self.role, self.role_mark = parent.role, parent.role_mark
         self.fork_mark, self.fork_messages = self.transcript.mark(), len(self.chat)
         self.last_request_id = parent.last_request_id
+        self.leader = parent.leader
         self.siblings = siblings
         with self._lock:
             self._seeded = True
@@ -387,11 +393,18 @@ class Branch:
     def outlook(self, name: str | None) -> Outlook:
         """What follows the call that is being carried out: from the compiled program's graph, else from what the
         program has appended already."""
-        planned = self.session.plan.get(self.place)
+        return self.outlook_at(self.place, name, [item.node for item in self.queued()])
+
+    def queued(self) -> list[Item]:
+        """What it has yet to carry out."""
+        with self._lock:
+            return list(self._queue)
+
+    def outlook_at(self, place: Place, name: str | None, queued: Sequence[Node]) -> Outlook:
+        """`queued`: what has been appended behind the call at that place."""
+        planned = self.session.plan.get(place)
         if planned is not None and planned.name == name:
             return planned
-        with self._lock:
-            queued = [item.node for item in self._queue]
         calls = sum(isinstance(node, Gen | Select) for node in queued)
         following = next((node for node in queued if not isinstance(node, _BETWEEN)), None)
         if following is None:

@@ -93,3 +93,9 @@ def shares_prompts(client: Client) -> bool:
 def holds_rows(client: Client) -> bool:
     """Whether `hold` and `continue_from` may be asked of it. A client over HTTP says no with `holds_rows = False`."""
     return client.tokenizer is not None and bool(getattr(client, "holds_rows", True))
+
+
+def takes_followers(client: Client) -> bool:
+    """Whether `continue_from` may name a request that has not ended. A client of an engine in reach says so with
+    `takes_followers = True`."""
+    return holds_rows(client) and bool(getattr(client, "takes_followers", False))

@@ -19,6 +19,7 @@ from sglite.errors import BackendError, IncompleteOutput, InvalidRequest, Progra
 from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
+from sglite.lang.early import Early, may_lead, send_soon
 from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
 from sglite.lang.lower import (
     R,
@@ -53,6 +54,8 @@ from sglite.protocol import (
     GenerateRequest,
     GrammarSpec,
     RequestOutput,
+    ScoreOutput,
+    ScoreRequest,
     Timing,
     Usage,
     merge_outputs,
@@ -131,23 +134,38 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     session = branch.session
     params, sampling = resolved(gen.params, session.defaults)
     prompt = branch.transcript.prompt()
-    await _turn_to_call(session, prompt)
-    request = generate_request(branch, gen, prompt, sampling)
+    early, given_up = _sent_early(branch, prompt)
+    leads = may_lead(session, gen)
+    if early is not None:
+        request = cast("GenerateRequest", early.request)
+    else:
+        await _turn_to_call(session, prompt)
+        request = _made_anew(generate_request(branch, gen, prompt, sampling, leads=leads), given_up)
     branch.siblings = 1
     slot = item.slots.get(gen.name) if gen.name is not None else None
 
-    async def send(request: GenerateRequest) -> list[RequestOutput]:
-        return await _outputs(branch, request, params, slot)
+    async def send(wanted: GenerateRequest) -> list[RequestOutput]:
+        if early is not None and wanted is early.request:
+            stream = early.outputs()
+        else:
+            stream = _stream(branch, wanted)
+        return await _outputs(branch, stream, wanted, params, slot)
 
-    request, outputs = await _continued_or_whole(branch, request, prompt, send)
+    timer = send_soon(branch, request) if leads else None
+    try:
+        request, outputs = await _continued_or_whole(branch, request, prompt, send)
+    finally:
+        if timer is not None:
+            timer.cancel()
     branch.last_request_id = request.request_id
     if params.max_tokens == 0:
         outputs = [msgspec.structs.replace(output, text="", token_ids=()) for output in outputs]
     first = outputs[0]
     branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids)
+    used = first.prompt_token_ids
+    branch.leader = (*used, *first.token_ids) if used else ()
     if request.hold:
-        used = first.prompt_token_ids
-        await _keep(branch, request.request_id, (*used, *first.token_ids) if used else ())
+        await _keep(branch, request.request_id, branch.leader)
     session.add_usage(total_usage(outputs))
     if session.timeline is not None:
         branch.last_meta = gen_meta(request, first, params, session.client.tokenizer)
@@ -163,6 +181,23 @@ async def _turn_to_call(session: Session, prompt: Prompt) -> None:
         session.warmed_tokens = await session.gate.first_prompt(session, prompt.content)
     if session.together is not None:
         await session.together.with_others()
+
+
+def _sent_early(branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...] = ()) -> tuple[Early | None, bool]:
+    """The call that is to be made, if it was sent already; and whether another one was, which is given up."""
+    early, branch.early = branch.early, None
+    if early is None:
+        return None, False
+    branch.session.early.discard(early)
+    if early.is_for(branch.leader, prompt, options):
+        return early, False
+    early.give_up()
+    return None, True
+
+
+def _made_anew(request: R, given_up: bool) -> R:
+    """The id of a call that was given up is in use until the engine knows of it."""
+    return msgspec.structs.replace(request, request_id=f"{request.request_id}e") if given_up else request
 
 
 async def _continued_or_whole(
@@ -200,12 +235,16 @@ async def _release(branch: Branch, request_id: str) -> None:
 
 
 async def _outputs(
-    branch: Branch, request: GenerateRequest, params: GenParams, slot: Slot | None
+    branch: Branch,
+    stream: AsyncGenerator[RequestOutput],
+    request: GenerateRequest,
+    params: GenParams,
+    slot: Slot | None,
 ) -> list[RequestOutput]:
     """One merged output a completion; what comes of the first one is shown as it comes."""
     pieces: list[list[RequestOutput]] = [[] for _ in range(request.sampling_params.n)]
     client = branch.session.client
-    async with aclosing(_stream(branch, request)) as outputs:
+    async with aclosing(stream) as outputs:
         async for output in outputs:
             if output.error is not None:
                 raise output.error.to_exception()
@@ -299,13 +338,24 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     session = branch.session
     assert session.segments is not None
     prompt, options = branch.transcript.options(select.choices)
-    await _turn_to_call(session, prompt)
-    request = score_request(branch, prompt, options, select.name)
+    early, given_up = _sent_early(branch, prompt, options)
+    if early is not None:
+        request = cast("ScoreRequest", early.request)
+    else:
+        await _turn_to_call(session, prompt)
+        request = _made_anew(score_request(branch, prompt, options, select.name), given_up)
     branch.siblings = 1
+    branch.leader = ()
     score = session.client.score_request
+
+    async def send(wanted: ScoreRequest) -> ScoreOutput:
+        if early is not None and wanted is early.request:
+            return await early.scored()
+        return await score(wanted)
+
     unconditional = unconditional_requests(branch, options) if select.method.needs_unconditional else []
     (request, output), alone = await asyncio.gather(
-        _continued_or_whole(branch, request, prompt, score),
+        _continued_or_whole(branch, request, prompt, send),
         asyncio.gather(*(_maybe(score, wanted) for wanted in unconditional)),
     )
     branch.last_request_id = request.request_id
@@ -341,7 +391,7 @@ async def _select_by_text(branch: Branch, select: Select) -> Outcome:
         grammar=GrammarSpec(kind="choice", source=json.dumps(select.choices)),
     )
     params, sampling = resolved(gen.params, GenParams())
-    request = generate_request(branch, gen, branch.transcript.prompt(), sampling)
+    request = generate_request(branch, gen, branch.transcript.prompt(), sampling, leads=False)
     async with aclosing(_stream(branch, request)) as outputs:
         output = _whole([o async for o in outputs])
     if output.text not in select.choices:
@@ -393,6 +443,10 @@ async def _separate_reasoning(branch: Branch, node: SeparateReasoning, item: Ite
 async def _fork(branch: Branch, node: Fork, item: Item) -> None:
     for child in node.children:
         child.seed(branch, siblings=len(node.children))
+    held = branch.held
+    if held is not None and branch.rests and not any(isinstance(one.node, Gen | Select) for one in branch.queued()):
+        branch.held = None  # it was kept for the forks' sake
+        await _release(branch, held.request_id)
 
 
 async def _snapshot(branch: Branch, node: Snapshot, item: Item) -> None:

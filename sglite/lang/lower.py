@@ -7,6 +7,7 @@ tuples, and `usage` is ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence
 from sglite.lang.client import holds_rows
 from sglite.lang.nodes import Gen, GenParams, Select
-from sglite.lang.outlook import Outlook
+from sglite.lang.outlook import Outlook, Place
+from sglite.lang.session import Session
 from sglite.lang.transcript import Prompt
 from sglite.protocol import (
     FinishReason,
@@ -43,35 +45,70 @@ def resolved(said: GenParams, defaults: GenParams) -> tuple[GenParams, SamplingP
     return params, params.sampling_params()
 
 
-def program_ref(branch: Branch, outlook: Outlook) -> ProgramRef:
+def program_ref(session: Session, outlook: Outlook, *, parent: str | None, siblings: int = 1) -> ProgramRef:
     """`wanted_again` is all or nothing: which tokens a later call begins with is known only by then."""
-    session = branch.session
     return ProgramRef(
         program_id=session.program_id,
-        parent=branch.last_request_id,
+        parent=parent,
         arrival=session.arrival,
         remaining=outlook.remaining,
-        siblings=branch.siblings,
+        siblings=siblings,
         wanted_again=-1 if outlook.read_again else 0,
     )
 
 
-def generate_request(branch: Branch, gen: Gen, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
-    outlook = branch.outlook(gen.name)
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A call that is sent while the one that it goes on from, its leader, runs."""
+
+    leader_id: str
+    place: Place
+    outlook: Outlook
+    siblings: int
+
+
+def generate_request(
+    branch: Branch, gen: Gen, prompt: Prompt, params: SamplingParams, *, leads: bool
+) -> GenerateRequest:
+    """`leads`: calls behind it may be sent while it runs."""
+    session, outlook = branch.session, branch.outlook(gen.name)
     row, keep = (None, 0) if params.n > 1 else _row(branch, prompt)
     return GenerateRequest(
-        request_id=branch.session.request_id(branch.place),
+        request_id=session.request_id(branch.place),
         prompt=prompt.content[keep:],
         continue_from=row,
         keep=keep if row else None,
-        hold=outlook.goes_on and params.n == 1 and params.max_tokens != 0 and holds_rows(branch.session.client),
+        hold=_holds(session, outlook, params, leads=leads),
         sampling_params=params,
         grammar=gen.grammar,
         heal=prompt.heal,
         close_on_budget=gen.close_on_budget,
-        stream=branch.session.stream,
-        program=program_ref(branch, outlook),
+        stream=session.stream,
+        program=program_ref(session, outlook, parent=branch.last_request_id, siblings=branch.siblings),
     )
+
+
+def following_generation(
+    session: Session, call: Following, gen: Gen, prompt: Prompt, params: SamplingParams, *, leads: bool
+) -> GenerateRequest:
+    """`prompt`: what comes behind the leader's tokens."""
+    return GenerateRequest(
+        request_id=session.request_id(call.place),
+        prompt=prompt.content,
+        continue_from=call.leader_id,
+        hold=_holds(session, call.outlook, params, leads=leads),
+        sampling_params=params,
+        grammar=gen.grammar,
+        heal=prompt.heal,
+        close_on_budget=gen.close_on_budget,
+        stream=False,
+        program=program_ref(session, call.outlook, parent=call.leader_id, siblings=call.siblings),
+    )
+
+
+def _holds(session: Session, outlook: Outlook, params: SamplingParams, *, leads: bool) -> bool:
+    wanted = outlook.goes_on or (leads and outlook.read_again)
+    return wanted and params.n == 1 and params.max_tokens != 0 and holds_rows(session.client)
 
 
 def _row(branch: Branch, prompt: Prompt) -> tuple[str | None, int]:
@@ -101,7 +138,21 @@ def score_request(
         continue_from=row,
         keep=keep if row else None,
         hold=outlook.goes_on and holds_rows(branch.session.client),
-        program=program_ref(branch, outlook),
+        program=program_ref(branch.session, outlook, parent=branch.last_request_id, siblings=branch.siblings),
+    )
+
+
+def following_score(
+    session: Session, call: Following, prompt: Prompt, options: tuple[tuple[int, ...], ...]
+) -> ScoreRequest:
+    """`prompt`: what comes behind the leader's tokens."""
+    return ScoreRequest(
+        request_id=session.request_id(call.place),
+        prompt=prompt.content,
+        continuations=options,
+        continue_from=call.leader_id,
+        hold=call.outlook.goes_on and holds_rows(session.client),
+        program=program_ref(session, call.outlook, parent=call.leader_id, siblings=call.siblings),
     )
 
 
@@ -112,7 +163,12 @@ def unconditional_requests(branch: Branch, options: tuple[tuple[int, ...], ...])
             request_id=f"{branch.session.request_id(branch.place)}:{number}",
             prompt=option[:1],
             continuations=(option[1:],),
-            program=program_ref(branch, Outlook(None, 0, False, False)),
+            program=program_ref(
+                branch.session,
+                Outlook(None, 0, False, False),
+                parent=branch.last_request_id,
+                siblings=branch.siblings,
+            ),
         )
         if len(option) > 1
         else None

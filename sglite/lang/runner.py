@@ -71,7 +71,8 @@ class Run:
     def here(self) -> ProgramState:
         """Run in this thread or greenlet. Raises ProgramError."""
         try:
-            self.state.ret_value = self._program.func(self._inside, **self._arguments)
+            with self.session.running():
+                self.state.ret_value = self._program.func(self._inside, **self._arguments)
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__
@@ -85,14 +86,15 @@ class Run:
             except ProgramError:
                 continue
             except BaseException:
-                self.session.cancel("the run was interrupted")
+                self._stopped("the run was interrupted")
                 raise
         return self._finished()
 
     async def here_async(self) -> ProgramState:
         """Run an async function as a part of this task. Raises ProgramError."""
         try:
-            self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
+            with self.session.running():
+                self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__
@@ -104,7 +106,7 @@ class Run:
             try:
                 await until_done(future)
             except BaseException:
-                self.session.cancel("the run was cancelled")
+                self._stopped("the run was cancelled")
                 raise
         return self._finished()
 
@@ -156,6 +158,8 @@ class Run:
 
 
 async def _end(session: Session) -> None:
+    while session.early:
+        session.early.pop().give_up()
     for request_id in list(session.held):
         session.held.discard(request_id)
         await session.client.release(request_id)

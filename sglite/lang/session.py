@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import itertools
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +27,7 @@ from sglite.protocol import Usage
 
 if TYPE_CHECKING:
     from sglite.lang.branch import Branch
+    from sglite.lang.early import Early
     from sglite.lang.prefix import PrefixGate
     from sglite.lang.together import Together
 
@@ -55,8 +59,10 @@ class Session:
     returned: Future[None] = field(default_factory=Future)  # done when the program's function has ended
     lock: threading.RLock = field(default_factory=threading.RLock)
     busy: set[Branch] = field(default_factory=set)  # states with operations to carry out
+    early: set[Early] = field(default_factory=set)  # calls sent before their turn that were not taken yet
     held: set[str] = field(default_factory=set)  # requests whose rows the client keeps for this program
     failed: list[Branch] = field(default_factory=list)  # states whose error nobody has seen yet
+    inner: set[Session] = field(default_factory=set)  # programs that this one's function runs
     last_step: int = 0
     _steps: Iterator[int] = field(default_factory=itertools.count)
     _branches: Iterator[int] = field(default_factory=itertools.count)
@@ -102,9 +108,39 @@ class Session:
             return list(self.busy)
 
     def cancel(self, reason: str) -> None:
-        """Stop all states; reads in them raise, and nothing can be appended any more."""
+        """Stop all states; reads in them raise, and nothing can be appended any more. So do the programs that the
+        function runs: it cannot go on before they end."""
         with self.lock:  # a state that becomes busy later sees the flag
             self.cancelled = self.cancelled or reason
-            busy = list(self.busy)
+            busy, inner = list(self.busy), list(self.inner)
         for branch in busy:
             branch.cancel(reason)
+        for session in inner:
+            session.cancel(reason)
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None]:
+        """While the function runs: programs that it calls are known by its context to be its own."""
+        known = _running.get()
+        outer = None if known is None else known()
+        if outer is not None:
+            outer._begin_inner(self)
+        token = _running.set(weakref.ref(self))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+            if outer is not None:
+                with outer.lock:
+                    outer.inner.discard(self)
+
+    def _begin_inner(self, session: Session) -> None:
+        with self.lock:
+            self.inner.add(session)
+            cancelled = self.cancelled
+        if cancelled is not None:
+            session.cancel(cancelled)
+
+
+_running: contextvars.ContextVar[weakref.ref[Session] | None] = contextvars.ContextVar("program", default=None)
+"""The program whose function this code is a part of. Weak: open connections keep the context that they were made in."""

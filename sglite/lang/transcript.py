@@ -196,6 +196,13 @@ class TokenTranscript:
         self._waiting = ""
         self._heal = False  # the end is author's text
 
+    @classmethod
+    def behind(cls, segments: Segments) -> TokenTranscript:
+        """What comes behind an answer that is not known yet, for which one id stands that is none."""
+        made = cls(segments)
+        made._ids = [-1]
+        return made
+
     def append(self, text: str, *, template: bool = False, plain: bool = False) -> None:
         if not text:
             return

@@ -261,7 +261,12 @@ class EngineCore:
         if self.metrics.steps > steps:
             self._count_time()
             self._turns.took(self._gap_work() - gap)
-        self._forget_jobs()
+        followed = self._forget_jobs()
+        if followed and self._overlap and self._queued is None:
+            # The device has nothing to do: it gets its step before others, who may want this thread's time, hear of
+            # the answers.
+            self._overlapped_step(now)
+            self._count_time()
         self._measure()
         return self._outputs.take()
 
@@ -366,10 +371,11 @@ class EngineCore:
         self.metrics.apply_s += time.perf_counter() - began
 
     def _fill(self, step: Step, over: Callable[[], bool] | None = None) -> None:
-        if not step.masked:
+        if not len(step.masked):
             return
         began = time.perf_counter()
-        for request, error in self._masks.fill(step, self._executor.mask_buffer(), over=over).items():
+        plain = self._table.plain_masks(step)
+        for request, error in self._masks.fill(step, self._executor.mask_buffer(), plain, over=over).items():
             if not isinstance(error, SgliteError):
                 error = GrammarViolation(f"the grammar's mask failed: {type(error).__name__}: {error}")
             self._outputs.fail(request, error)
@@ -494,13 +500,17 @@ class EngineCore:
 
     # -- bookkeeping
 
-    def _forget_jobs(self) -> None:
+    def _forget_jobs(self) -> bool:
+        """Whether requests that waited for one of them go on now."""
+        followed = False
         while over := self._outputs.take_jobs_over():
             for request_id in over:
                 self._jobs.pop(request_id, None)
                 self._deadlines.pop(request_id, None)
                 for follower in self._followers.take(request_id):
                     self._let_follow(follower)
+                    followed = True
+        return followed
 
     def _let_follow(self, request: ApiRequest) -> None:
         """The request that it waited for is over."""

@@ -46,6 +46,17 @@ def test_no_step_lies_between_a_leader_and_its_followers() -> None:
     assert told is not None and told.steps == 4, "what it waited for its leader is not its own time"
 
 
+def test_the_device_has_the_followers_step_before_anybody_hears_of_the_leaders_answer() -> None:
+    harness = Harness(overlap=True)
+    leading(harness)
+    following(harness, "b", "a")
+    while not harness.pieces("a") or not harness.pieces("a")[-1].finished:
+        harness.step()
+    assert harness.core.metrics.steps == 5 + 1
+    harness.run()
+    assert harness.output("b").token_ids == tuple(greedy([*b"once", *greedy("once", 5), *b" more"], 4))
+
+
 def test_several_follow_one_leader() -> None:
     harness = Harness(overlap=True)
     leading(harness)

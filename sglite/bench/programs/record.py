@@ -23,7 +23,8 @@ from sglite.runtime.async_engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that was answered. Moments are time.monotonic() seconds, here and in `timing`."""
+    """One request that was answered. Moments are time.monotonic() seconds, here and in `timing`. What continues a
+    request that had not ended counts as submitted at that one's end."""
 
     program: str
     submitted: float
@@ -47,6 +48,8 @@ class Warmed:
 class Recorder:
     """Satisfies `sglite.lang.client.Client`."""
 
+    takes_followers = True
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
@@ -54,6 +57,7 @@ class Recorder:
         self.calls: list[Call] = []
         self._known: dict[str, tuple[int, ...]] = {}  # what rows hold, by the request that made them
         self.warmed: list[Warmed] = []
+        self._ends: dict[str, float] = {}  # of requests that may be continued
 
     async def stream_request(self, request: GenerateRequest, *, program: str = "") -> AsyncGenerator[RequestOutput]:
         submitted = time.monotonic()
@@ -66,7 +70,7 @@ class Recorder:
                 if output.timing is not None:
                     if request.hold:
                         self._known[request.request_id] = (*prompt, *ids)
-                    self._keep(_program(request, program), submitted, prompt, (tuple(ids),), True, output)
+                    self._keep(request, program, submitted, prompt, (tuple(ids),), True, output)
                 yield output
 
     async def score_request(self, request: ScoreRequest, *, program: str = "") -> ScoreOutput:
@@ -77,11 +81,12 @@ class Recorder:
         prompt, options = (*before, *request.prompt), request.continuations
         if request.hold:
             self._known[request.request_id] = prompt
-        self._keep(_program(request, program), submitted, prompt, options, False, output)
+        self._keep(request, program, submitted, prompt, options, False, output)
         return output
 
     def _keep(
         self,
+        request: GenerateRequest | ScoreRequest,
         program: str,
         submitted: float,
         prompt: tuple[int, ...],
@@ -91,7 +96,12 @@ class Recorder:
     ) -> None:
         assert output.timing is not None
         now = time.monotonic()
-        self.calls.append(Call(program, submitted, now, prompt, answers, generates, output.usage, output.timing))
+        submitted = max(submitted, self._ends.get(request.continue_from or "", 0.0))
+        if request.hold:
+            self._ends[request.request_id] = now
+        self.calls.append(
+            Call(_program(request, program), submitted, now, prompt, answers, generates, output.usage, output.timing)
+        )
 
     async def compile_grammar(self, spec: GrammarSpec) -> Coverage:
         return await self.engine.compile_grammar(spec)
