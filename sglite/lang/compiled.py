@@ -12,6 +12,7 @@ from sglite.lang.bridge import program_loop
 from sglite.lang.client import Client
 from sglite.lang.config import client_or_default
 from sglite.lang.outlook import outlooks
+from sglite.lang.prefix import MIN_TOKENS
 from sglite.lang.program import Program
 from sglite.lang.state import ProgramState
 from sglite.lang.trace import trace
@@ -24,7 +25,7 @@ LEASE_S = 600.0
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
     """`coverage`: of each constrained gen, by its variable (or `%number` in the graph). `prefix_tokens`: of the static
-    prefix, which the backend keeps ready.
+    prefix, which the backend keeps ready (0 where it is too short to be worth a step).
 
     Runs as the program does, on the backend that it was compiled for, with the same text. What is known of the way
     ahead goes with each call: a generation that another one follows keeps its row, and the next one sends only what
@@ -88,7 +89,9 @@ async def _compile_grammars(client: Client, graph: ProgramGraph) -> dict[str, Co
 
 def _warm(client: Client, program: Program, graph: ProgramGraph) -> int:
     prefix = static_prefix(client, program, graph)
-    return program_loop().run(client.warm_prefix(prefix, lease_s=LEASE_S)) if prefix else 0
+    if len(prefix) < MIN_TOKENS:  # it would take a step of its own, and the first run computes it on the way
+        return 0
+    return program_loop().run(client.warm_prefix(prefix, lease_s=LEASE_S))
 
 
 def static_prefix(client: Client, program: Program, graph: ProgramGraph) -> tuple[int, ...]:

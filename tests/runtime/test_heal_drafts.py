@@ -185,12 +185,17 @@ def test_drafts_stop_where_boundaries_are_seldom_spelled_again(monkeypatch: pyte
     assert heals.share > 0.5
 
 
-@pytest.mark.parametrize(("beside", "max_tokens", "drafts"), [(False, 5, 1), (True, 1, 1), (True, 5, 0)])
-def test_a_device_beside_the_host_verifies_boundaries_of_single_tokens_only(
-    beside: bool, max_tokens: int, drafts: int
+@pytest.mark.parametrize(
+    ("beside", "share", "max_tokens", "drafts"),
+    [(False, None, 5, 1), (True, None, 1, 1), (True, None, 5, 0), (True, 0.9, 5, 1), (False, 0.4, 5, 0)],
+)
+def test_a_device_beside_the_host_verifies_boundaries_of_longer_answers_once_models_spell_them_again(
+    beside: bool, share: float | None, max_tokens: int, drafts: int
 ) -> None:
     executor = ScriptedExecutor(overlaps=beside)
     harness = _harness(1, executor=executor, overlap=beside, max_model_len=512)
+    if share is not None:
+        harness.core._scheduler.heals.share = share
     output = harness.generate("hello wor", heal=True, max_tokens=max_tokens, ignore_eos=True)
     assert output.usage.draft_tokens == drafts
     assert len(output.token_ids) == max_tokens + 1
