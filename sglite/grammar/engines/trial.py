@@ -24,6 +24,7 @@ _MANY_OPERANDS = 3
 _LONG_EXCLUDING = 100  # the same, where something is excluded
 _MANY_TEXTS = 6  # places of any text in one terminal: two a pattern that is searched for
 _LONG_REPEAT = 5_000  # all counts of one terminal multiplied
+_HEAD = re.compile(r"\s*(\w+)")
 _COUNT = re.compile(r"(?<!\\x)\{(\d+)(?:,(\d*))?\}")
 
 
@@ -52,8 +53,8 @@ def trials(lark: str) -> Iterator[str]:
     for line in lark.split("\n"):
         if number.search(line) is None or _is_terminal(line):
             continue
-        _, _, body = line.partition(": ")
-        heads = [_terminal_of(option.partition(" ")[0]) for option in body.split(" | ")]
+        _, _, body = line.partition(":")
+        heads = [_terminal_of(head[1]) for option in body.split("|") if (head := _HEAD.match(option))]
         group = tuple(dict.fromkeys(head for head in heads if head in terminals))
         if group:
             groups[group] = None

@@ -68,6 +68,7 @@ class Emitter:
         self._rules: dict[Key, Rule] = {}
         self._keys: dict[tuple[str, bool], Terminal] = {}
         self._queue: list[tuple[Key, Rule]] = []
+        self.begun: dict[tuple[int, str, int], Rule] = {}  # by rule before, key and value: lists of optional keys
 
     def emit(self, start: Conjunction) -> Rule:
         rule = self._value(start, self._start)

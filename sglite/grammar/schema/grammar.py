@@ -6,8 +6,12 @@ rules that nothing uses.
 
 Two properties of llguidance 1.9 shape the text. It compiles a rule inside the first one that mentions it, on
 the native stack, and overflows 8 MB at about 2,500 rules within each other: long chains are mentioned in
-pieces, last piece first, by an alternative that can never match (`anchors`). And it has 16 bits for symbols. A third:
-each mention of a terminal is a symbol of its own, so that one with many mentions is written once, as a rule (`t5`).
+pieces, last piece first, by an alternative that can never match (`anchors`). And it has 16 bits for symbols.
+
+Half of what a large grammar costs it is reading the text: 1 us for each token, be it a name, a bar or a literal of any
+length, 0.4 us for each character of a regex, 10 us for each rule. So a rule of one alternative that is mentioned once
+is written in its place. Each mention of a terminal is a symbol of its own: one with many mentions is written once, as a
+rule (`t5`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ MAX_SYMBOLS = 60_000
 MAX_DEPTH = 900  # of rules compiled within each other
 PIECE = 300  # rules of a chain between two anchors
 OFTEN = 3  # mentions of a terminal from which on it is a rule: a rule takes as long as two of them
-_LONG_LITERAL = 24  # characters
+MAX_WITHIN = 8  # rules that are written within each other
+_LOOKS = 2
 NO_MATCH = r"/[^\x00-\x{10FFFF}]/"
 
 
@@ -74,11 +79,13 @@ class Grammar:
         self.max_rules = max_rules
         self._rules: list[_Body] = []
         self._mentions: dict[str, int] = {}  # of each terminal's expression
+        self._uses: list[int] = []  # mentions of each rule
 
     def new_rule(self, *, parametric: bool = False) -> Rule:
         if len(self._rules) >= self.max_rules:
             raise GrammarTooLarge(f"the schema needs more than {self.max_rules} grammar rules")
         self._rules.append(_Body(parametric))
+        self._uses.append(0)
         return Rule(len(self._rules) - 1)
 
     def add(self, rule: Rule, *symbols: Symbol, condition: str = "") -> None:
@@ -90,17 +97,19 @@ class Grammar:
                 mentions[expression] = mentions.get(expression, 0) + 1
             elif type(symbol) is Rule:
                 needed.append(symbol.number)
+                self._uses[symbol.number] += 1
             elif type(symbol) is Repeat:
                 self._note(symbol.body, needed if symbol.least else None)
         self._rules[rule.number].alternatives.append(_Alternative(symbols, condition, needed))
 
     def _note(self, symbols: Sequence, needed: list[int] | None) -> None:
-        """Count the terminals, and add to `needed` the rules that must derive something for the sequence to do."""
+        """Count the mentions, and add to `needed` the rules that must derive something for the sequence to do."""
         for symbol in symbols:
             if type(symbol) is Terminal:
                 expression = symbol.expression
                 self._mentions[expression] = self._mentions.get(expression, 0) + 1
             elif type(symbol) is Rule:
+                self._uses[symbol.number] += 1
                 if needed is not None:
                     needed.append(symbol.number)
             elif type(symbol) is Repeat:
@@ -115,23 +124,17 @@ class Grammar:
         if parts > MAX_SYMBOLS:
             raise GrammarTooLarge(f"the schema needs {parts} grammar rules and alternatives, more than {MAX_SYMBOLS}")
         often = {expression for expression, count in self._mentions.items() if count >= OFTEN}
-        return _Writer(self._rules, productive, often).write(start)
+        return _Writer(self._rules, self._uses, productive, often).write(start)
 
     def _productive(self) -> list[bool]:
-        """By counting down, per alternative, the needed rules that are not known to derive something. Most are known
-        at the first look, as rules are made before those that they need."""
+        """By counting down, per alternative, the needed rules that are not known to derive something. Nearly all are
+        known after two looks: those that many share are made early, most others before those that they need."""
         known = [False] * len(self._rules)
-        left: list[int] = []
-        for number in range(len(self._rules) - 1, -1, -1):
-            for alternative in self._rules[number].alternatives:
-                for used in alternative.needs:
-                    if not known[used]:
-                        break
-                else:
-                    known[number] = True
-                    break
-            else:
-                left.append(number)
+        left = list(range(len(self._rules) - 1, -1, -1))
+        for _ in range(_LOOKS):
+            left = self._look(left, known)
+        if not left:
+            return known
         users: dict[int, list[list[int]]] = {number: [] for number in left}  # [how many are missing, whose alternative]
         queue: list[int] = []
         for number in left:
@@ -153,6 +156,21 @@ class Grammar:
                     queue.append(counter[1])
         return known
 
+    def _look(self, numbers: list[int], known: list[bool]) -> list[int]:
+        """Those that are not known to derive something after a look at each."""
+        left: list[int] = []
+        for number in numbers:
+            for alternative in self._rules[number].alternatives:
+                for used in alternative.needs:
+                    if not known[used]:
+                        break
+                else:
+                    known[number] = True
+                    break
+            else:
+                left.append(number)
+        return left
+
 
 def needs(symbols: Sequence) -> set[int]:
     """The rules that must derive something for the sequence to do."""
@@ -166,10 +184,11 @@ def needs(symbols: Sequence) -> set[int]:
 
 
 class _Writer:
-    """`often`: terminals that get a rule."""
+    """`mentions`: of each rule. `often`: terminals that get a rule."""
 
-    def __init__(self, rules: list[_Body], productive: list[bool], often: set[str]) -> None:
+    def __init__(self, rules: list[_Body], mentions: list[int], productive: list[bool], often: set[str]) -> None:
         self.rules = rules
+        self.mentions = mentions
         self.productive = productive
         self.all_productive = all(productive)
         self.often = often
@@ -178,6 +197,7 @@ class _Writer:
         self.alone: dict[int, str] = {}  # of the rules that were mentioned: what they are in full, "" if no terminal
         self.queue: list[int] = []
         self.used: list[int] = []  # by the rule being written, in the order of the text
+        self.within = 0  # other rules
 
     def write(self, start: Rule) -> str:
         self.alone[start.number] = ""
@@ -192,7 +212,7 @@ class _Writer:
             for alternative in self.alternatives(number):
                 text = self.sequence(alternative.symbols)
                 options[f"{text} %if {alternative.condition}" if alternative.condition else text] = None
-            rules[number] = f"{name}: {' | '.join(options)}"
+            rules[number] = f"{name}:{'|'.join(options)}"
         first = f"start: r{start.number}"
         if len(rules) > MAX_DEPTH and depth(uses, [start.number]) > MAX_DEPTH:
             pieces = anchors(uses, start.number)
@@ -228,12 +248,19 @@ class _Writer:
             return f"%json {symbol.text}"
         if symbol.most == 0 or not (self.all_productive or all(self.productive[used] for used in needs(symbol.body))):
             return ""
-        return f"({self.sequence(symbol.body)})" + _count(symbol.least, symbol.most)
+        body = self.sequence(symbol.body)
+        return (body if body.isidentifier() else f"({body})") + _count(symbol.least, symbol.most)
 
     def rule(self, symbol: Rule) -> str:
         number = symbol.number
         alone = self.alone.get(number)
         if alone is None:
+            alternative = self.single_alternative(number) if self.mentions[number] == 1 else None
+            if alternative is not None and self.within < MAX_WITHIN:
+                self.within += 1
+                text = self.sequence(alternative.symbols)
+                self.within -= 1
+                return text
             alone = self.alone[number] = self.single_symbol(number)
             if not alone:
                 self.queue.append(number)
@@ -242,11 +269,16 @@ class _Writer:
         self.used.append(number)
         return f"r{number}::{symbol.argument}" if symbol.argument else f"r{number}"
 
+    def single_alternative(self, number: int) -> _Alternative | None:
+        """What is all of a rule, and may be written in its place."""
+        body = self.rules[number]
+        return body.alternatives[0] if len(body.alternatives) == 1 and not body.parametric else None
+
     def single_symbol(self, number: int) -> str:
         """The terminal that is all of a rule: written in its place."""
-        body = self.rules[number]
-        if len(body.alternatives) == 1 and not body.parametric and len(body.alternatives[0].symbols) == 1:
-            symbol = body.alternatives[0].symbols[0]
+        alternative = self.single_alternative(number)
+        if alternative is not None and len(alternative.symbols) == 1:
+            symbol = alternative.symbols[0]
             return self.sequence((symbol,)) if isinstance(symbol, Terminal | Json) else ""
         return ""
 
@@ -258,7 +290,7 @@ class _Writer:
             self.terminals[f"T{number}"] = expression
             if expression in self.often:
                 self.terminals[found] = f"T{number}"
-        elif expression in self.often or len(expression) >= _LONG_LITERAL:
+        elif expression in self.often:
             self.terminals[found] = expression
         else:
             found = expression

@@ -397,17 +397,14 @@ def _emit_free(
     """Optional keys before the first required one as a left-recursive list, all after it as one sequence.
 
     A parser row then holds few items, and the end of the object completes at once, however many keys there were.
+    Lists that begin with the same keys and values share their beginning.
     """
     grammar, add = emitter.grammar, emitter.grammar.add
     where = next((i for i, key in enumerate(named) if key.name in required), len(named))
     begun: Rule | None = None  # at least one of the optional keys so far, the last of them just ended
-    for key in named[:where]:
-        before, begun = begun, grammar.new_rule()
+    for i, key in enumerate(named[:where]):
         value = emitter.key_value(key.name, key.literals)
-        add(begun, emitter.key(key.name, first=True), value)
-        if before is not None:
-            add(begun, before, emitter.key(key.name, first=False), value)
-            add(begun, before)
+        begun = _one_more(emitter, begun, key.name, value, shared=not classes or i < len(named) - 1)
     end: list[Symbol] = []
     for key in named[where + 1 :]:
         pair = (emitter.key(key.name, first=False), emitter.key_value(key.name, key.literals))
@@ -423,20 +420,40 @@ def _emit_free(
             add(rule, OPEN, begun, emitter.key(key.name, first=False), rest)
         return
     add(rule, OPEN, CLOSE)
+    if classes:
+        begun = grammar.new_rule() if begun is None else begun
+        _add_any(emitter, begun, classes, first=True)
     if begun is not None:
         add(rule, OPEN, begun, *end)
-    if classes:
-        add(rule, OPEN, _any_of(emitter, classes, first=True), *end)
+
+
+def _one_more(emitter: Emitter, before: Rule | None, name: str, value: Rule, *, shared: bool) -> Rule:
+    """At least one of the keys of `before` and a further one."""
+    link = (-1 if before is None else before.number, name, value.number)
+    found = emitter.begun.get(link) if shared else None
+    if found is not None:
+        return found
+    rule, add = emitter.grammar.new_rule(), emitter.grammar.add
+    add(rule, emitter.key(name, first=True), value)
+    if before is not None:
+        add(rule, before, emitter.key(name, first=False), value)
+        add(rule, before)
+    if shared:
+        emitter.begun[link] = rule
+    return rule
 
 
 def _any_of(emitter: Emitter, classes: list[KeyClass], *, first: bool) -> Rule:
     """One unnamed key with its value."""
     rule = emitter.grammar.new_rule()
-    for kind in classes:
-        emitter.grammar.add(
-            rule, emitter.free_key(kind.expression, first=first), emitter.key_value(None, kind.literals)
-        )
+    _add_any(emitter, rule, classes, first=first)
     return rule
+
+
+def _add_any(emitter: Emitter, rule: Rule, classes: list[KeyClass], *, first: bool) -> None:
+    for kind in classes:
+        key = emitter.free_key(kind.expression, first=first)
+        emitter.grammar.add(rule, key, emitter.key_value(None, kind.literals))
 
 
 def _emit_counted(emitter: Emitter, rule: Rule, case: Case, named: list[NamedKey], classes: list[KeyClass]) -> None:
