@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,7 +82,7 @@ class Batch:
             finally:
                 self._stop()
 
-    async def __aiter__(self) -> AsyncIterator[ProgramState]:
+    async def __aiter__(self) -> AsyncGenerator[ProgramState]:
         with _Bar(self._progress_bar, len(self._arguments)) as bar:
             try:
                 while self._given < len(self._arguments):

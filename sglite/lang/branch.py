@@ -382,10 +382,6 @@ class Branch:
         return any(not isinstance(item.node, Snapshot) for item in list(self._queue))
 
     @property
-    def pending(self) -> bool:
-        return self._running or bool(self._queue)
-
-    @property
     def place(self) -> Place:
         """Of the call that is being carried out."""
         return self.number, self.calls

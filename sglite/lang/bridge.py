@@ -161,10 +161,13 @@ class LoopThread:
 
 
 async def _contained(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
-    """Its result, or what would end the event loop if a task raised it."""
+    """Its result or its error: some would end the event loop if a task raised them, and a task complains of any that
+    nobody has asked it for."""
     try:
         return await coroutine, None
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - goes on in whoever waits
         return None, error
 
 
@@ -507,7 +510,12 @@ async def until_done(future: Future[Any]) -> None:
     event = asyncio.Event()
     posts: Posts | None = getattr(_thread, "posts", None)
     wake = loop.call_soon_threadsafe if posts is None else posts.post
-    future.add_done_callback(lambda _: wake(event.set))
+
+    def done(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # whoever waited has gone, and its loop is closed
+            wake(event.set)
+
+    future.add_done_callback(done)
     await event.wait()
 
 

@@ -69,6 +69,7 @@ class Outside:
         self._returned().concatenate(children)
 
     def sync(self) -> None:
+        wait(self._branch.session.over)
         self._succeeded().sync()
 
     def text(self) -> str:
@@ -78,7 +79,8 @@ class Outside:
         return self._succeeded().messages()
 
     def error(self) -> ProgramError | None:
-        return self._returned().error()
+        wait(self._branch.session.over)  # a fork may fail after the state itself has all it needs
+        return self._branch.error()
 
     def cancel(self, reason: str) -> None:
         self._branch.session.cancel(reason)

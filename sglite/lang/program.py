@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -214,8 +215,10 @@ class Program:
         **options: Unpack[RunOptions],
     ) -> AsyncIterator[ProgramState]:
         """`async for state in program.run_batch_async(...)`: as run_batch in generator style."""
-        async for state in self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error):
-            yield state
+        batch = self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error)
+        async with contextlib.aclosing(aiter(batch)) as states:
+            async for state in states:
+                yield state
 
     def trace(self, *, backend: Any = None, **arguments: Any) -> ProgramGraph:
         """Run the function with placeholders for arguments that are not given and for all that a model would write.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from sglite.errors import ProgramError
+from sglite.errors import ProgramError, RequestAborted
 from sglite.lang.ahead import ahead
 from sglite.lang.branch import Branch
 from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
@@ -70,9 +70,12 @@ class Run:
 
     def here(self) -> ProgramState:
         """Run in this thread or greenlet. Raises ProgramError."""
+        with self.session.running(self._root.notify):
+            return self._here()
+
+    def _here(self) -> ProgramState:
         try:
-            with self.session.running():
-                self.state.ret_value = self._program.func(self._inside, **self._arguments)
+            self.state.ret_value = self._program.func(self._inside, **self._arguments)
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__
@@ -92,9 +95,12 @@ class Run:
 
     async def here_async(self) -> ProgramState:
         """Run an async function as a part of this task. Raises ProgramError."""
+        with self.session.running(self._root.notify):
+            return await self._here_async()
+
+    async def _here_async(self) -> ProgramState:
         try:
-            with self.session.running():
-                self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
+            self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
         except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
             shown = self._failed(error)
             raise shown from shown.__cause__
@@ -153,6 +159,9 @@ class Run:
         self._release_rows()
         if self.session.failed:
             self.session.error = self.session.failed[0].failure()
+        elif self.session.cut and self.session.cancelled is not None:
+            self.session.error = self.session.wrap(RequestAborted(self.session.cancelled))
+        if self.session.error is not None:
             raise self.session.error from self.session.error.__cause__
         return self.state
 

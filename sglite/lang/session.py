@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -54,9 +54,11 @@ class Session:
     usage: Usage = Usage()
     error: ProgramError | None = None
     cancelled: str | None = None  # why
+    cut: bool = False  # cancelled with something to do
     timeline: Timeline | None = None
     warmed_tokens: int = 0  # of the first prompt, computed once for the whole batch
     returned: Future[None] = field(default_factory=Future)  # done when the program's function has ended
+    over: Future[None] = field(default_factory=Future)  # done when all is, and `error` is known
     lock: threading.RLock = field(default_factory=threading.RLock)
     busy: set[Branch] = field(default_factory=set)  # states with operations to carry out
     early: set[Early] = field(default_factory=set)  # calls sent before their turn that were not taken yet
@@ -113,14 +115,16 @@ class Session:
         with self.lock:  # a state that becomes busy later sees the flag
             self.cancelled = self.cancelled or reason
             busy, inner = list(self.busy), list(self.inner)
+            self.cut = self.cut or bool(busy)
         for branch in busy:
             branch.cancel(reason)
         for session in inner:
             session.cancel(reason)
 
     @contextlib.contextmanager
-    def running(self) -> Generator[None]:
-        """While the function runs: programs that it calls are known by its context to be its own."""
+    def running(self, notify: Callable[[], None]) -> Generator[None]:
+        """Around the run: programs that its function calls are known by their context to be its own. `notify`: on the
+        program loop, when all is over."""
         known = _running.get()
         outer = None if known is None else known()
         if outer is not None:
@@ -130,6 +134,8 @@ class Session:
             yield
         finally:
             _running.reset(token)
+            self.over.set_result(None)
+            self.posts.post(notify)
             if outer is not None:
                 with outer.lock:
                     outer.inner.discard(self)

@@ -32,7 +32,7 @@ async def text_pieces(branch: Branch) -> AsyncGenerator[str]:
             yield text
         elif branch.failed is not None:
             raise branch.failure()
-        elif branch.session.returned.done() and not branch.pending:
+        elif branch.session.over.done():
             if branch.session.error is not None:
                 raise branch.session.error
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 import sglite as sgl
-from sglite.errors import ProgramError
+from sglite.errors import BackendError, ProgramError, RequestAborted
 from sglite.lang.branch import Branch
 from sglite.lang.bridge import program_loop
 from sglite.lang.interpreter import carry_out
@@ -17,6 +18,7 @@ from sglite.lang.items import Item
 from sglite.lang.nodes import Gen, GenParams
 from sglite.lang.roles import roles_without_tokenizer
 from sglite.lang.session import Session
+from sglite.protocol import GenerateRequest, RequestOutput
 from tests.fakes.client import ScriptedClient
 
 
@@ -92,3 +94,54 @@ def test_a_fork_seeded_after_the_cancelling_does_not_run() -> None:
     program_loop().run(seed())
     assert client.running == 0
     assert child.failed is not None
+
+
+class OneFails(ScriptedClient):
+    """The prompt that ends in "bad" fails after all others are answered."""
+
+    async def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        if self.text_of(request.prompt).endswith("bad"):
+            await asyncio.sleep(0.02)
+            raise BackendError("no answer")
+        async for output in super().stream_request(request):
+            yield output
+
+
+@pytest.mark.parametrize("ask", [lambda s: s.sync(), lambda s: list(s.text_iter()), lambda s: s.error()])
+def test_whoever_waits_for_a_stream_hears_of_a_fork_that_fails_last(ask: Any) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "good" + sgl.gen("a")
+        s.fork(1)[0].__iadd__("bad" + sgl.gen("b"))
+
+    state = program.run(backend=OneFails(), stream=True)
+    try:
+        found = ask(state)
+    except ProgramError as error:
+        found = error
+    assert isinstance(found, ProgramError)
+    assert "variable 'b'" in str(found)
+
+
+def test_a_stream_that_is_cancelled_while_only_its_forks_are_busy_has_failed() -> None:
+    asked = threading.Event()
+
+    class Hangs(ScriptedClient):
+        async def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+            asked.set()
+            await asyncio.Event().wait()
+            async for output in super().stream_request(request):
+                yield output
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "good"
+        s.fork(1)[0].__iadd__("bad" + sgl.gen("b"))
+
+    state = program.run(backend=Hangs(), stream=True)
+    assert asked.wait(5)
+    state["unknown"] = 1  # the function has ended
+    state.cancel()
+    error = state.error()
+    assert error is not None
+    assert isinstance(error.__cause__, RequestAborted)
