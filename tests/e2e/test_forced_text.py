@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -18,13 +19,17 @@ PROMPTS = [f"Write record number {i} about {topic} as JSON:\n" for i, topic in e
 
 
 def answers(engine: sgl.Engine) -> list[RequestOutput]:
-    sampling = {"temperature": 0, "max_tokens": 70}
-    found: list[RequestOutput] = []
-    for schema in (KEYS["items"], CALLS["items"]):
-        found += engine.generate(PROMPTS, sampling, constraint=spec.json_schema(schema))
-    records = spec.json_schema(RECORDS)
-    found.append(engine.generate(_letter(seed=1), sampling, constraint=records))
-    return found
+    """Of all rows in one batch."""
+    sampling = {"temperature": 0, "max_tokens": 60}
+    asked = [(prompt, schema["items"]) for schema in (KEYS, CALLS) for prompt in PROMPTS]
+    asked.append((_letter(seed=1), RECORDS))
+
+    async def together() -> list[RequestOutput]:
+        return await asyncio.gather(
+            *[engine.generate_async(prompt, sampling, constraint=spec.json_schema(schema)) for prompt, schema in asked]
+        )
+
+    return asyncio.run(together())
 
 
 @pytest.fixture(scope="module")
