@@ -72,18 +72,6 @@ def test_a_free_row_beside_a_constrained_one_says_what_it_says_alone(engine: sgl
     assert {o.text for o in constrained} == {"aaaaa"}
 
 
-def test_forced_text_changes_nothing_but_the_number_of_steps(engine: sgl.Engine) -> None:
-    schema = SCHEMAS[0]
-    prompts = [f"Item {i}: " for i in range(12)]
-    sampling = {"temperature": 0, "max_tokens": 64}
-    with_jumps = engine.generate(prompts, sampling, json_schema=schema)
-    assert all(o.usage.forced_tokens > 0 for o in with_jumps)
-    with sgl.Engine(model="smollm2", jump_forward=False) as plain:
-        without = plain.generate(prompts, sampling, json_schema=schema)
-    assert [o.token_ids for o in with_jumps] == [o.token_ids for o in without]
-    assert not any(o.usage.forced_tokens for o in without)
-
-
 def test_regex_choice_and_grammar(engine: sgl.Engine) -> None:
     greedy = {"temperature": 0, "max_tokens": 32}
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", engine.generate("Today is ", greedy, regex=r"\d{4}-\d{2}-\d{2}").text)

@@ -49,6 +49,7 @@ def test_forced_text_and_drafts_change_no_token(drawn: list[RequestOutput], opti
     assert stats["accounting_problems"] == 0
     assert [output.token_ids for output in found] == [output.token_ids for output in drawn]
     assert [output.text for output in found] == [output.text for output in drawn]
+    assert not any(output.usage.forced_tokens for output in drawn)
     forced = sum(output.usage.forced_tokens for output in found)
     assert forced > 0.25 * sum(output.usage.completion_tokens for output in found)
     if "prompt_lookup" in options:
