@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from sglite.grammar.schema.cases import FRACTION, INTEGER, NUMBER, Bound, Case
@@ -33,8 +33,7 @@ _MAY_END = frozenset({ZERO, WHOLE, FRACTIONAL, E_DIGIT, E_LOW, E_HIGH, E_END})
 _MANTISSA = frozenset({ZERO, WHOLE, FRACTIONAL})
 
 
-@dataclass(frozen=True, slots=True)
-class DigitRule:
+class DigitRule(msgspec.Struct, frozen=True):
     """All that a case says of its numbers. Integers alone are written without a fraction."""
 
     types: int  # of NUMBER
@@ -75,8 +74,7 @@ class DigitRule:
         return plain and self.types == NUMBER and len(bounds) < 2 and not any(bounds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(msgspec.Struct, frozen=True):
     """A magnitude, as digits, and how a number's may compare with it (-1, 0, 1)."""
 
     whole: str
@@ -84,8 +82,7 @@ class _Limit:
     allowed: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     phase: int
     negative: bool = False
     remainder: int = 0  # -1: of a number with more decimals than any multiple has
@@ -94,12 +91,11 @@ class _State:
     nonzero: bool = False  # the last digit (one spelling: of the fraction), or some digit of it
 
 
-@dataclass(slots=True)
-class Automaton:
+class Automaton(msgspec.Struct):
     """State 0 is the start; `ends`: those in which a number may end. Every state leads to one of these."""
 
-    moves: list[dict[str, int]] = field(default_factory=list)
-    ends: set[int] = field(default_factory=set)
+    moves: list[dict[str, int]] = []  # its own, as the next
+    ends: set[int] = set()
 
     def accepts(self, text: str) -> bool:
         state = 0
@@ -184,9 +180,10 @@ def _smallest(found: Automaton) -> Automaton:
         return found
     alphabet = sorted(set().union(*found.moves))
     targets = np.full((size, len(alphabet)), size, np.int64)  # `size`: no such move
+    columns = {char: column for column, char in enumerate(alphabet)}
     for state, moves in enumerate(found.moves):
         for char, target in moves.items():
-            targets[state, alphabet.index(char)] = target
+            targets[state, columns[char]] = target
     classes = np.zeros(size + 1, np.int64)
     classes[list(found.ends)] = 1
     classes[size] = 2
@@ -239,6 +236,8 @@ class _Machine:
         self.multiples = [_scaled(m, self.scale) for m in rule.multiples]
         self.not_multiples = [_scaled(m, self.scale) for m in rule.not_multiples]
         self.modulus = math.lcm(*self.multiples, *self.not_multiples)
+        # What a number's digits matter by, so many of its fraction among them.
+        self.moduli = [self.modulus // math.gcd(self.modulus, 10**more) for more in range(self.scale, -1, -1)]
         self.limits = (_limits(rule, negative=False), _limits(rule, negative=True))
         self.sides_differ = self.limits[0] != self.limits[1]
         fractions = (len(limit.fraction) for limits in self.limits for limit in limits)
@@ -248,7 +247,7 @@ class _Machine:
     def least_states(self) -> int:
         """Roughly: a remainder each, for each length that a bound tells apart."""
         lengths = [len(limit.whole) for limits in self.limits for limit in limits if limit.allowed]
-        return self.modulus // math.gcd(self.modulus, 10**self.scale) * max(lengths, default=1)
+        return self.moduli[0] * max(lengths, default=1)
 
     def moves(self, state: _State) -> list[tuple[str, _State]]:
         found: list[tuple[str, _State]] = []
@@ -257,12 +256,12 @@ class _Machine:
                 if state.phase == START:
                     found.append(("-", _State(SIGN, negative=True)))
                 if not (state.negative and (self.rule.types == INTEGER or self.rule.one_spelling)) or self._fractions:
-                    found.append(("0", self._whole(state, "0", ZERO)))
-                found += [(digit, self._whole(state, digit, WHOLE)) for digit in _DIGITS[1:]]
+                    found += self._whole(state, "0", ZERO)
+                found += self._whole(state, _DIGITS[1:], WHOLE)
             case 3:  # WHOLE
-                found += [(digit, self._whole(state, digit, WHOLE)) for digit in _DIGITS]
+                found += self._whole(state, _DIGITS, WHOLE)
             case 4 | 5:  # POINT, FRACTIONAL
-                found += [(digit, self._fractional(state, digit)) for digit in _DIGITS]
+                found += self._fractional(state)
         if state.phase in (ZERO, WHOLE) and self._fractions:
             found.append((".", self._point(state)))
         if self.rule.has_exponents:
@@ -295,19 +294,19 @@ class _Machine:
         value = state.remainder * 10 ** max(self.scale - state.decimals, 0)
         return not any(value % m for m in self.multiples) and all(value % m for m in self.not_multiples)
 
-    def _whole(self, state: _State, digit: str, phase: int) -> _State:
+    def _whole(self, state: _State, digits: str, phase: int) -> list[tuple[str, _State]]:
         limits = self.limits[state.negative]
-        before = state.compared or ((0, 0),) * len(limits)
-        compared = tuple(
-            _one_more(limit, length, sign, digit) for limit, (length, sign) in zip(limits, before, strict=True)
-        )
-        remainder = self._reduced(state.remainder * 10 + int(digit), 0)
+        before = list(zip(limits, state.compared or ((0, 0),) * len(limits), strict=True))
+        is_open = any(not sign and length < len(limit.whole) for limit, (length, sign) in before)
         negative = state.negative and (self.sides_differ or phase == ZERO)
-        return _State(phase, negative, remainder, 0, compared)
-
-    def _reduced(self, value: int, decimals: int) -> int:
-        """What matters of a number's digits, so many of its fraction among them."""
-        return value % (self.modulus // math.gcd(self.modulus, 10 ** (self.scale - decimals)))
+        compared: tuple[tuple[int, int], ...] = ()
+        found: list[tuple[str, _State]] = []
+        for i, digit in enumerate(digits):
+            if is_open or not i:
+                compared = tuple([_one_more(limit, length, sign, digit) for limit, (length, sign) in before])
+            remainder = (state.remainder * 10 + int(digit)) % self.moduli[0]
+            found.append((digit, _State(phase, negative, remainder, 0, compared)))
+        return found
 
     def _point(self, state: _State) -> _State:
         compared = tuple(
@@ -316,19 +315,25 @@ class _Machine:
         )
         return _State(POINT, state.negative and self.sides_differ, state.remainder, 0, compared)
 
-    def _fractional(self, state: _State, digit: str) -> _State:
-        at = state.decimals
-        compared = tuple(
-            (0, sign or _order(digit, limit.fraction[at : at + 1] or "0"))
-            for limit, (_, sign) in zip(self.limits[state.negative], state.compared, strict=True)
-        )
-        remainder = state.remainder
-        if remainder >= 0 and at < self.scale:
-            remainder = self._reduced(remainder * 10 + int(digit), at + 1)
-        elif digit != "0":
-            remainder = -1 if self.multiples or self.not_multiples else 0
-        nonzero = digit != "0" and self.rule.one_spelling
-        return _State(FRACTIONAL, state.negative, remainder, min(at + 1, self.last_decimal), compared, nonzero)
+    def _fractional(self, state: _State) -> list[tuple[str, _State]]:
+        at, before = state.decimals, state.remainder
+        signs = [sign for _, sign in state.compared]
+        others = [limit.fraction[at : at + 1] or "0" for limit in self.limits[state.negative]]
+        is_open = not all(signs)
+        decimals = min(at + 1, self.last_decimal)
+        beyond = -1 if self.multiples or self.not_multiples else 0
+        compared = tuple([(0, sign) for sign in signs])
+        found: list[tuple[str, _State]] = []
+        for digit in _DIGITS:
+            if is_open:
+                compared = tuple([(0, sign or _order(digit, other)) for sign, other in zip(signs, others, strict=True)])
+            if before >= 0 and at < self.scale:
+                remainder = (before * 10 + int(digit)) % self.moduli[at + 1]
+            else:
+                remainder = before if digit == "0" else beyond
+            nonzero = digit != "0" and self.rule.one_spelling
+            found.append((digit, _State(FRACTIONAL, state.negative, remainder, decimals, compared, nonzero)))
+        return found
 
 
 def _exponent(state: _State) -> list[tuple[str, _State]]:

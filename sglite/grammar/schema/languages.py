@@ -111,7 +111,7 @@ class Languages:
                 found.add(tuple([regex.nullable for regex in here[fixed:]]))
                 if fixed == len(here):
                     return found
-            for there in zip(*[row(regex) for regex in here], strict=True):
+            for there in dict.fromkeys(zip(*[row(regex) for regex in here], strict=True)):
                 if there not in seen:
                     seen.add(there)
                     if not any(map(is_, there, lost)):

@@ -5,10 +5,11 @@ that takes too many states, any number within the bounds, checked while it is wr
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sglite.grammar.residual.numbers import NumberRule, Numbers
 from sglite.grammar.schema.cases import FRACTION, INTEGER, NUMBER, Case

@@ -7,9 +7,11 @@ bounds how many characters can match.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import final
+
+import msgspec
 
 from sglite.grammar.automaton.classes import complement
 
@@ -22,8 +24,8 @@ class PatternError(ValueError):
     """The pattern cannot be parsed, or uses what no regular language holds. The text says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chars:
+@final
+class Chars(msgspec.Struct, frozen=True, cache_hash=True):
     """One character in `ranges` (inclusive code points) or Unicode `properties` (name, negated), or in none of them."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -31,30 +33,30 @@ class Chars:
     properties: tuple[tuple[str, bool], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cat:
+@final
+class Cat(msgspec.Struct, frozen=True):
     parts: tuple[Pattern, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Alt:
+@final
+class Alt(msgspec.Struct, frozen=True):
     options: tuple[Pattern, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
+@final
+class Repeat(msgspec.Struct, frozen=True):
     body: Pattern
     least: int
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+@final
+class Anchor(msgspec.Struct, frozen=True):
     kind: str  # "^" or "$"
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+@final
+class Look(msgspec.Struct, frozen=True):
     """A look-around: `body` must (not) match ahead of or behind this point."""
 
     body: Pattern
@@ -81,6 +83,7 @@ _SPACE = (
 )
 _NEWLINES = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ANY_CHAR = Chars((), negated=True)
+_LITERALS = [Chars(((code, code),)) for code in range(128)]
 _CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _QUANTIFIER = re.compile(r"\{(\d+)(,(\d*))?\}")
 
@@ -123,9 +126,15 @@ class _Parser:
 
     def sequence(self) -> Pattern:
         parts: list[Pattern] = []
-        while self.at < len(self.text) and self.peek() not in "|)":
-            part = self.quantified(self.atom())
-            parts.extend(part.parts if isinstance(part, Cat) else [part])
+        text, end = self.text, len(self.text)
+        while self.at < end and (char := text[self.at]) not in "|)":
+            part = self.atom(char)
+            if self.at < end and text[self.at] in "*+?{":
+                part = self.quantified(part)
+            if type(part) is Cat:
+                parts += part.parts
+            else:
+                parts.append(part)
         return parts[0] if len(parts) == 1 else Cat(tuple(parts))
 
     def quantified(self, atom: Pattern) -> Pattern:
@@ -154,9 +163,11 @@ class _Parser:
             return atom if least else EMPTY
         return Repeat(atom, least, most)
 
-    def atom(self) -> Pattern:
-        char = self.peek()
+    def atom(self, char: str) -> Pattern:
+        """`char`: the one here."""
         self.at += 1
+        if char not in "^$.[(\\*+?":
+            return self.literal(ord(char))
         match char:
             case "^" | "$":
                 return Anchor(char)
@@ -168,12 +179,12 @@ class _Parser:
                 return self.group()
             case "\\":
                 return self.escape()
-            case "*" | "+" | "?":
-                raise PatternError(f"nothing to repeat before {char!r}")
-        return self.literal(ord(char))
+        raise PatternError(f"nothing to repeat before {char!r}")
 
     def literal(self, code: int) -> Chars:
-        return _folded(((code, code),)) if self.fold else Chars(((code, code),))
+        if self.fold:
+            return _folded(((code, code),))
+        return _LITERALS[code] if code < len(_LITERALS) else Chars(((code, code),))
 
     def group(self) -> Pattern:
         if self.take("?:"):
@@ -278,7 +289,7 @@ class _Parser:
         properties: list[tuple[str, bool]] = []
         while not self.take("]"):
             first = self.class_member()
-            if self.peek() == "-" and self.peek(2) != "-]" and len(self.peek(2)) == 2:
+            if self.text.startswith("-", self.at) and self.peek(2) not in ("-", "-]"):
                 self.at += 1
                 last = self.class_member()
                 if isinstance(first, int) and isinstance(last, int):
@@ -295,7 +306,7 @@ class _Parser:
     def class_member(self) -> Chars | int:
         if self.at >= len(self.text):
             raise PatternError("a bracket is not closed")
-        char = self.peek()
+        char = self.text[self.at]
         self.at += 1
         if char != "\\":
             return ord(char)
@@ -323,8 +334,7 @@ def _folded(
     return Chars(tuple(more), negated, properties)
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(msgspec.Struct, frozen=True):
     """One way to match: `body` holds no anchor; it begins (ends) where the text does if `at_start` (`at_end`)."""
 
     body: Pattern
@@ -417,45 +427,46 @@ def _emptied(tree: Pattern) -> Pattern | None:
 
 
 def _has_anchor(tree: Pattern) -> bool:
-    match tree:
-        case Anchor():
-            return True
-        case Cat(parts):
-            return any(_has_anchor(part) for part in parts)
-        case Alt(options):
-            return any(_has_anchor(option) for option in options)
-        case Repeat(body):
-            return _has_anchor(body)
-    return False
+    return _holds(tree, Anchor)
 
 
 def has_look(tree: Pattern) -> bool:
-    match tree:
-        case Look():
+    return _holds(tree, Look)
+
+
+def _holds(tree: Pattern, kind: type[Pattern]) -> bool:
+    """Whether a node of the kind is in it, outside of look-arounds."""
+    stack = [tree]
+    while stack:
+        here = stack.pop()
+        if type(here) is Cat:
+            stack += here.parts
+        elif type(here) is Alt:
+            stack += here.options
+        elif type(here) is Repeat:
+            stack.append(here.body)
+        elif type(here) is kind:
             return True
-        case Cat(parts):
-            return any(has_look(part) for part in parts)
-        case Alt(options):
-            return any(has_look(option) for option in options)
-        case Repeat(body):
-            return has_look(body)
     return False
 
 
 def lengths(tree: Pattern) -> tuple[int, int | None]:
     """The least and most characters that can match (None: no bound)."""
-    match tree:
-        case Chars():
-            return 1, 1
-        case Cat(parts):
-            pairs = [lengths(part) for part in parts]
-            highs = [high for _, high in pairs]
-            return sum(low for low, _ in pairs), None if None in highs else sum(h for h in highs if h is not None)
-        case Alt(options):
-            pairs = [lengths(option) for option in options]
-            highs = [high for _, high in pairs]
-            return min(low for low, _ in pairs), None if None in highs else max(h for h in highs if h is not None)
-        case Repeat(body, least, most):
-            low, high = lengths(body)
-            return low * least, 0 if high == 0 else None if high is None or most is None else high * most
+    if type(tree) is Chars:
+        return 1, 1
+    if type(tree) is Cat:
+        least, most = 0, 0
+        for part in tree.parts:
+            low, high = (1, 1) if type(part) is Chars else lengths(part)
+            least += low
+            most = None if most is None or high is None else most + high
+        return least, most
+    if type(tree) is Alt:
+        pairs = [lengths(option) for option in tree.options]
+        highs = [high for _, high in pairs]
+        return min(low for low, _ in pairs), None if None in highs else max(h for h in highs if h is not None)
+    if type(tree) is Repeat:
+        low, high = lengths(tree.body)
+        most = tree.most
+        return low * tree.least, 0 if high == 0 else None if high is None or most is None else high * most
     return 0, 0

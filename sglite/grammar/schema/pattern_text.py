@@ -7,6 +7,7 @@ llguidance's Lark dialect, which has & and ~ between regexes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
 
 import regex
@@ -117,17 +118,16 @@ def pattern_lengths(text: str) -> tuple[int, int | None]:
 
 def json_regex(tree: Pattern, *, inside: bool = False) -> str:
     """A look-free, anchor-free tree as a Rust regex over JSON spellings. `inside`: as a part of a concatenation."""
-    match tree:
-        case Chars():
-            return _json_class(tree)
-        case Cat(parts):
-            return "".join(json_regex(part, inside=True) for part in parts)
-        case Alt(options):
-            return f"(?:{'|'.join(json_regex(option) for option in options)})"
-        case Repeat(body, least, most):
-            text = json_regex(body, inside=True)
-            single = isinstance(body, Alt) or (isinstance(body, Chars) and _is_single(text))
-            return (text if single else f"(?:{text})") + _count(least, most)
+    if type(tree) is Chars:
+        return _json_class(tree)
+    if type(tree) is Cat:
+        return "".join([json_regex(part, inside=True) for part in tree.parts])
+    if type(tree) is Alt:
+        return f"(?:{'|'.join([json_regex(option) for option in tree.options])})"
+    if type(tree) is Repeat:
+        text = json_regex(tree.body, inside=True)
+        single = type(tree.body) is Alt or (type(tree.body) is Chars and _is_single(text))
+        return (text if single else f"(?:{text})") + _count(tree.least, tree.most)
     raise PatternError("a look-around or an anchor within a repetition")
 
 
@@ -151,8 +151,12 @@ def _count(least: int, most: int | None) -> str:
 def _json_class(chars: Chars) -> str:
     if chars == ANY_CHAR:
         return UNIT
+    if len(chars.ranges) == 1 and not chars.negated and not chars.properties:
+        low, high = chars.ranges[0]
+        if low == high and 0x20 <= low < _SURROGATES[0] and low not in _SPECIAL:
+            return _char_text(low)
     raw = _raw_class(chars)
-    escaped = [code for code in _SPECIAL if _contains(chars, code)]
+    escaped = _escaped_members(chars)
     options = ([raw] if raw else []) + _escape_spellings(escaped)
     if not options:
         return NOTHING
@@ -177,10 +181,14 @@ def _scalars(ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
     return complement((*complement(ranges), _SURROGATES))
 
 
-def _contains(chars: Chars, code: int) -> bool:
-    inside = any(low <= code <= high for low, high in chars.ranges)
-    inside = inside or any(_property(name, negated).match(chr(code)) is not None for name, negated in chars.properties)
-    return inside != chars.negated
+def _escaped_members(chars: Chars) -> list[int]:
+    """The characters of the class that a JSON string escapes."""
+    inside: set[int] = set()
+    for low, high in chars.ranges:
+        inside.update(_SPECIAL[bisect_left(_SPECIAL, low) : bisect_right(_SPECIAL, high)])
+    for name, negated in chars.properties:
+        inside.update(code for code in _SPECIAL if _property(name, negated).match(chr(code)) is not None)
+    return [code for code in _SPECIAL if (code in inside) != chars.negated]
 
 
 @lru_cache(maxsize=256)
