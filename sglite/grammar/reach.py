@@ -131,7 +131,9 @@ class _Reader:
             kind, text = match.lastgroup, match[0].strip()
             parts = alternatives[-1]
             if kind == "mark" and text == "(":
-                parts.append(_Repeat(self._choice(), 1))
+                group = _Repeat(self._choice(), 1)
+                parts += [] if narrowed else [group]
+                narrowed = False
             elif kind == "mark" and text == ")":
                 break
             elif kind == "mark" and text == "|":
@@ -142,7 +144,8 @@ class _Reader:
                 narrowed = True  # the first operand's length stands for the intersection's
                 parts.append(_NARROWED)
             elif kind == "name":
-                parts.append(text.partition("::")[0])
+                parts += [] if narrowed else [text.partition("::")[0]]
+                narrowed = False
             elif kind in ("string", "regex", "json"):
                 length = self._bytes(kind, text)
                 if not narrowed:

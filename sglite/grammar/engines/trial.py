@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import llguidance
 
@@ -24,6 +25,7 @@ _MANY_OPERANDS = 3
 _LONG_EXCLUDING = 100  # the same, where something is excluded
 _MANY_TEXTS = 6  # places of any text in one terminal: two a pattern that is searched for
 _LONG_REPEAT = 5_000  # all counts of one terminal multiplied
+_PART = re.compile(r"\b\w*S\d+\b")  # within a literal, too: that one is then tried along
 _HEAD = re.compile(r"\s*(\w+)")
 _COUNT = re.compile(r"(?<!\\x)\{(\d+)(?:,(\d*))?\}")
 
@@ -44,14 +46,22 @@ def with_half_the_fuel(limits: llguidance.LLParserLimits) -> llguidance.LLParser
 def trials(lark: str) -> Iterator[str]:
     """Grammars of the terminals that are to be tried, of a grammar that our front end wrote: together those that may
     begin at one place."""
-    terminals = dict(_entangled(lark)) if " & " in lark else {}
+    if " & " not in lark:
+        return
+    definitions = {
+        name: text for line in lark.split("\n") if (name := _terminal(line)) and (text := line[len(name) + 2 :])
+    }
+    sizes: dict[str, _Size] = {}
+    terminals = [
+        name for name in definitions if _stem(name)[:1] == "T" and _size(name, definitions, sizes).is_entangled
+    ]
     if not terminals:
         return
     groups: dict[tuple[str, ...], None] = {}
     alone = dict.fromkeys(terminals)
-    number = re.compile("|".join({name.rpartition("T")[2] + r"\b" for name in terminals}))
+    number = re.compile("|".join({_stem(name)[1:] + r"\b" for name in terminals}))
     for line in lark.split("\n"):
-        if number.search(line) is None or _is_terminal(line):
+        if number.search(line) is None or _terminal(line):
             continue
         _, _, body = line.partition(":")
         heads = [_terminal_of(head[1]) for option in body.split("|") if (head := _HEAD.match(option))]
@@ -61,23 +71,59 @@ def trials(lark: str) -> Iterator[str]:
             for name in group:
                 alone.pop(name, None)
     for group in (*groups, *((name,) for name in alone)):
-        lines = [f"start: {' | '.join(group)}", *(f"{name}: {terminals[name]}" for name in group)]
+        needed: dict[str, None] = {}
+        stack = list(group)
+        while stack:
+            name = stack.pop()
+            needed[name] = None
+            stack += _parts(name, definitions)
+        lines = [f"start: {' | '.join(group)}", *(f"{name}: {definitions[name]}" for name in needed)]
         yield "\n".join(lines) + "\n"
 
 
-def _entangled(lark: str) -> Iterator[tuple[str, str]]:
-    for line in lark.split("\n"):
-        operands = line.count(" & ")
-        if operands and _is_terminal(line):
-            name, _, expression = line.partition(": ")
-            longest = math.prod(max(int(most or least), 1) for least, most in _COUNT.findall(expression))
-            long = longest >= _LONG_REPEAT or (longest >= _LONG_EXCLUDING and "~" in expression)
-            if long or operands >= _MANY_OPERANDS or expression.count(UNIT) >= _MANY_TEXTS:
-                yield name, expression
+class _Size(NamedTuple):
+    """Of a terminal with what it is made of."""
+
+    operands: int  # but for one
+    longest: int
+    excludes: bool
+    texts: int
+
+    @property
+    def is_entangled(self) -> bool:
+        long = self.longest >= _LONG_REPEAT or (self.longest >= _LONG_EXCLUDING and self.excludes)
+        return self.operands > 0 and (long or self.operands >= _MANY_OPERANDS or self.texts >= _MANY_TEXTS)
 
 
-def _is_terminal(line: str) -> bool:
-    return line.partition(":")[0].rpartition("_")[2][:1] == "T"
+def _size(name: str, definitions: dict[str, str], known: dict[str, _Size]) -> _Size:
+    found = known.get(name)
+    if found is None:
+        text = definitions[name]
+        parts = [_size(part, definitions, known) for part in _parts(name, definitions)]
+        counts = [max(int(most or least), 1) for least, most in _COUNT.findall(text)]
+        found = known[name] = _Size(
+            text.count(" & ") + sum(part.operands for part in parts),
+            math.prod([*counts, *(part.longest for part in parts)]),
+            "~" in text or any(part.excludes for part in parts),
+            text.count(UNIT) + sum(part.texts for part in parts),
+        )
+    return found
+
+
+def _parts(name: str, definitions: dict[str, str]) -> list[str]:
+    """The terminals that its definition mentions."""
+    return [part for part in _PART.findall(definitions[name]) if part in definitions]
+
+
+def _terminal(line: str) -> str:
+    """The terminal that the line defines, if it does."""
+    name = line.partition(":")[0]
+    return name if _stem(name)[:1] in ("T", "S") else ""
+
+
+def _stem(name: str) -> str:
+    """Without what tells the schemas of one grammar apart."""
+    return name.rpartition("_")[2]
 
 
 def _terminal_of(name: str) -> str:

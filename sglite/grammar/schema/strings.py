@@ -22,8 +22,8 @@ from sglite.grammar.schema.pattern_text import (
 from sglite.grammar.schema.values import string_text
 
 ANY_STRING = Expression(lark_regex(ANY), Repeat(ANY_CHAR, 0, None))
-_TO_ESCAPE = re.compile(r"([^\w\s]|[\x00-\x20\x7f])", re.ASCII)
-_COMPLEMENT = re.compile(r"~/(?:[^/\\]|\\.)+/")
+_REGEX, _STRING = r"/(?:[^/\\]|\\.)+/", r'"(?:[^"\\]|\\.)*"'
+_COMPLEMENT = re.compile(rf"~(?:{_REGEX}|{_STRING}|\({_STRING}(?:\|{_STRING})*\))")
 MAX_LENGTH = 50_000_000  # beyond, a maxLength is never reached: no context is that long
 
 
@@ -38,18 +38,9 @@ def literal(text: str) -> str:
 
 
 def one_of(values: Iterable[str]) -> Expression:
-    """The expression of finitely many strings."""
-    words = [value if value.isidentifier() else escape(content(value)) for value in values]
-    return Expression(lark_regex(f"(?:{'|'.join(words)})"), tuple(values))
-
-
-def escape(text: str) -> str:
-    """Rust-regex text that matches `text` alone."""
-    return text if text.isidentifier() else _TO_ESCAPE.sub(lambda m: _escape_char(m[1]), text)
-
-
-def _escape_char(char: str) -> str:
-    return char if ord(char) > 127 else rf"\x{ord(char):02x}"
+    """The expression of finitely many strings, as literals: the engine reads one in a third of a regex's time."""
+    words = [f'"{value}"' if value.isidentifier() else literal(content(value)) for value in values]
+    return Expression(words[0] if len(words) == 1 else f"({'|'.join(words)})", tuple(values))
 
 
 def rule_expression(rule: TextRule) -> Expression:
@@ -97,7 +88,7 @@ def _one_complement(parts: list[str]) -> list[str]:
     excluded = [part for part in parts if _COMPLEMENT.fullmatch(part)]
     if len(excluded) < 2:
         return parts
-    return [*(part for part in parts if part not in excluded), f"~/(?:{'|'.join(part[2:-1] for part in excluded)})/"]
+    return [*(part for part in parts if part not in excluded), f"~({'|'.join(part[1:] for part in excluded)})"]
 
 
 def join(parts: Iterable[str]) -> str:
