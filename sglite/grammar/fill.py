@@ -14,7 +14,7 @@ import numpy as np
 
 from sglite.errors import GrammarViolation
 from sglite.grammar.ask import Ask, Asks
-from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.matcher import FollowedMatcher, take_known
 from sglite.grammar.automaton.state import Said
 from sglite.grammar.engines.llguidance import LLGuidanceMatcher
 from sglite.grammar.matcher import OVER, REFUSED, Bitmask, Matcher, SharedMask
@@ -84,8 +84,8 @@ class BatchFiller:
 
     def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> dict[int, Ask]:
         self._asking = True
+        self._asks.look()
         if self._asks.idle:
-            self._asks.look()
             if alone:
                 return {}
             places = [i for i, matcher in enumerate(matchers) if not _is_known(matcher)]
@@ -99,6 +99,15 @@ class BatchFiller:
 
     def close(self) -> None:
         self._asks.close()
+
+    def known(self, matchers: Sequence[Matcher]) -> list[SharedMask | None]:
+        self._asks.look()
+        return [
+            state.said.mask
+            if type(matcher) is FollowedMatcher and (state := matcher.state) is not None and not matcher.stopped
+            else None
+            for matcher in matchers
+        ]
 
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         matchers = [m.below if type(m) is WithResidual and m.is_transparent else m for m in matchers]
@@ -154,28 +163,29 @@ class BatchFiller:
         return failures
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[int]:
-        verdicts: list[int] = []
+        verdicts, unmoved, untold = take_known(matchers, token_ids)
+        for i in untold:
+            verdicts[i] = self._guarded_ahead(matchers[i])
         native: list[tuple[int, LLGuidanceMatcher, int]] = []
-        for i, (matcher, token_id) in enumerate(zip(matchers, token_ids, strict=True)):
-            taken = False
-            if type(matcher) is FollowedMatcher:
-                state = matcher.take_known(token_id)
-                if state is not None and (ahead := state.said.ahead) is not None:
-                    verdicts.append(ahead)
-                    continue
-                taken = state is not None
+        for i in unmoved:
+            matcher, token_id = matchers[i], token_ids[i]
             try:
-                own = None if taken else _native_of(matcher, token_id)
+                own = _native_of(matcher, token_id)
                 if own is not None:
                     native.append((i, own, token_id))
-                    verdicts.append(REFUSED)
-                else:
-                    verdicts.append(self._ahead(matcher) if taken or matcher.accept((token_id,)) else REFUSED)
-            except GrammarViolation:  # the engine came to a limit: this one ends, the others go on
-                verdicts.append(REFUSED)
+                elif matcher.accept((token_id,)):
+                    verdicts[i] = self._ahead(matcher)
+            except GrammarViolation:
+                continue  # the engine came to a limit: this one ends, the others go on
         if native:
             self._advance_native(matchers, native, verdicts)
         return verdicts
+
+    def _guarded_ahead(self, matcher: Matcher) -> int:
+        try:
+            return self._ahead(matcher)
+        except GrammarViolation:  # as above
+            return REFUSED
 
     def _advance_native(
         self, matchers: Sequence[Matcher], native: list[tuple[int, LLGuidanceMatcher, int]], verdicts: list[int]

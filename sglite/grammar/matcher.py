@@ -102,6 +102,10 @@ class BatchFiller(Protocol):
 class MaskSharer(Protocol):
     """What a batch filler may offer besides: masks that are remembered."""
 
+    def known(self, matchers: Sequence[Matcher]) -> Sequence[SharedMask | None]:
+        """For each the mask of its next token where a look tells it; None where `shared` has to be asked."""
+        ...
+
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         """For each the mask of its next token; None where it is not a shared one, and `fill` has to make it.
         With the failures by place."""

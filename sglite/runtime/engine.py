@@ -374,7 +374,7 @@ class EngineCore:
         if not len(step.masked):
             return
         began = time.perf_counter()
-        plain = self._table.plain_masks(step)
+        plain = self._table.plain_masks(step) if self._masks.names(step) else None
         for request, error in self._masks.fill(step, self._executor.mask_buffer(), plain, over=over).items():
             if not isinstance(error, SgliteError):
                 error = GrammarViolation(f"the grammar's mask failed: {type(error).__name__}: {error}")

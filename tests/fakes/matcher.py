@@ -176,6 +176,9 @@ class SharingFiller(BatchLoopFiller):
         super().__init__()
         self.masks: dict[frozenset[int], SharedMask] = {}
 
+    def known(self, matchers: Sequence[Matcher]) -> list[SharedMask | None]:
+        return [self.masks.get(frozenset(m.allowed())) if isinstance(m, TextsMatcher) else None for m in matchers]
+
     def shared(self, matchers: Sequence[Matcher]) -> tuple[list[SharedMask | None], dict[int, Exception]]:
         found: list[SharedMask | None] = []
         failures: dict[int, Exception] = {}

@@ -10,7 +10,7 @@ from sglite.grammar.automaton.positions import TooManyStates
 from sglite.grammar.automaton.state import Run, State
 from sglite.grammar.automaton.states import Automaton
 from sglite.grammar.automaton.strings import NO_BOUND
-from sglite.grammar.matcher import OVER, Bitmask, Matcher, SharedMask
+from sglite.grammar.matcher import OVER, REFUSED, Bitmask, Matcher, SharedMask
 from sglite.grammar.vocab import Vocab
 
 
@@ -123,27 +123,6 @@ class FollowedMatcher:
             if not (self._accept_stop() if token_id in self._vocab.stop_ids else self._accept(token_id)):
                 return done
         return len(token_ids)
-
-    def take_known(self, token_id: int) -> State | None:
-        """Accept a token whose move is known; None: do it the long way."""
-        state = self.state
-        if state is None or self._num_stops:
-            return None
-        found = state.next.get(token_id)
-        if found is None:
-            inside = state.inside
-            if inside is None:
-                return None
-            table, room = inside.tables[state.part], state.room
-            if room != NO_BOUND:
-                room -= table.adds[token_id]
-            found = inside.states.get((table.ends[token_id], room))
-            if found is None:  # also for a token that closes the string, or that may not come
-                return None
-        self.state = found
-        self.states.append(found)
-        self.tokens.append(token_id)
-        return found
 
     def known_run(self) -> Run | None:
         """All that is forced here; None where it is to be found the long way, or where the output is over behind it."""
@@ -292,6 +271,38 @@ class FollowedMatcher:
         if self._num_stops:
             return True
         return self.exact.finished if self.state is None else self.state.finished
+
+
+def take_known(matchers: Sequence[Matcher], token_ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Have each accept its token where that move is known. Returns what is `ahead` of each, REFUSED for those that did
+    not move, and the places of these; and the places of those that moved to where nobody knows yet what is ahead.
+
+    One loop without calls: a step of many rows waits for it."""
+    aheads: list[int] = []
+    unmoved: list[int] = []
+    untold: list[int] = []
+    for matcher, token_id in zip(matchers, token_ids, strict=True):
+        found: State | None = None
+        if type(matcher) is FollowedMatcher and not matcher._num_stops and (state := matcher.state) is not None:
+            found = state.next.get(token_id)
+            if found is None and (inside := state.inside) is not None:
+                table, room = inside.tables[state.part], state.room
+                if room != NO_BOUND:
+                    room -= table.adds[token_id]
+                # None also for a token that closes the string, or that may not come
+                found = inside.states.get((table.ends[token_id], room))
+            if found is not None:
+                matcher.state = found
+                matcher.states.append(found)
+                matcher.tokens.append(token_id)
+                ahead = found.said.ahead
+                if ahead is None:
+                    untold.append(len(aheads))
+                aheads.append(ahead or 0)
+                continue
+        unmoved.append(len(aheads))
+        aheads.append(REFUSED)
+    return aheads, unmoved, untold
 
 
 def _known_run(state: State) -> Run | None:

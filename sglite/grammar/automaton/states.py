@@ -321,6 +321,7 @@ class Automaton:
         loose = said.loose.get(part)
         if loose is None:
             loose = said.loose[part] = SharedMask(table.stays | closers[1])
+        state.said.mask = loose  # kept by the string, so no shelf counts it
         return loose
 
     def learn(self, state: State, words: Bitmask) -> SharedMask:

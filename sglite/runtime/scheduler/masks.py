@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglite.grammar.matcher import BatchFiller, Bitmask, MaskAsker, MaskSharer, Matcher, SharedMask
-from sglite.runtime.batch import NO_MASK
+from sglite.runtime.batch import NO_MASK, BoolArray
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
 
+_SEVERAL = 4  # rows from which on looking at all at once is quicker than one by one
 _MOST_SMALL = 1024  # masks of few tokens that are remembered
 _LOOK_AGAIN_S = 0.0001  # how often it is asked whether the device has come to the end
 _UNTIL_DONE_S = 60.0
@@ -83,23 +85,64 @@ class MaskFiller:
         self._filler = filler
         self._asker = filler if asks and isinstance(filler, MaskAsker) else None
         self._sharer = filler if isinstance(filler, MaskSharer) else None
+        self._namer = self._sharer if places else None
         self._rows = rows
         self._memory = MaskMemory(places)
         self._single: dict[int, SharedMask] = {}
         self._without: dict[frozenset[int], SharedMask] = {}
 
-    def fill(self, step: Step, buffer: Bitmask, *, over: Callable[[], bool] | None = None) -> dict[Request, Exception]:
+    def names(self, step: Step) -> bool:
+        """Whether remembered masks are found for all rows at once; `fill` needs RowTable.plain_masks for that."""
+        return self._namer is not None and len(step.masked) >= _SEVERAL and not step.dropped
+
+    def fill(
+        self, step: Step, buffer: Bitmask, plain: BoolArray | None, *, over: Callable[[], bool] | None = None
+    ) -> dict[Request, Exception]:
         """Give each row that the step names its masks. Returns the requests whose mask failed; their rows allow
-        everything, since what they draw is dropped. `over`: the device waits for the masks; from then on rows may be
-        late (`Step.late`). None: never."""
-        batch, failed, requests = step.batch, {}, step.requests
+        everything, since what they draw is dropped. `plain`: see `names`. `over`: the device waits for the masks; from
+        then on rows may be late (`Step.late`). None: never."""
         self._memory.now += 1
-        places = (np.cumsum(batch.num_logits) - 1).tolist()  # of each row's last draw
-        drafts = batch.num_drafts.tolist()
+        ends = np.cumsum(step.batch.num_logits) - 1  # place of each row's last draw
+        left: Sequence[int] = range(len(step.masked))
+        if plain is not None and self._namer is not None and plain.any():
+            left = self._name_known(self._namer, step, plain, ends)
+        return self._fill(step, left, ends, buffer, over) if left else {}
+
+    def _name_known(self, sharer: MaskSharer, step: Step, plain: BoolArray, ends: NDArray[np.int64]) -> Sequence[int]:
+        """All rows at once whose mask is remembered. Returns the places of the others."""
+        memory, requests, batch = self._memory, step.requests, step.batch
+        chosen = step.masked if plain.all() else step.masked[plain]
+        masks = sharer.known([requests[i].matcher for i in chosen.tolist()])  # type: ignore[misc]
+        places = [-1 if mask is None or mask.keeper is not memory else mask.place for mask in masks]
+        for mask in set(masks):
+            if mask is not None:
+                memory.knows(mask)
+        found = np.array(places, np.int32)
+        if found.min() >= 0:
+            batch.mask_slots[ends[chosen]] = found + np.int32(self._rows)
+            return () if len(chosen) == len(plain) else np.flatnonzero(~plain).tolist()
+        there = found >= 0
+        batch.mask_slots[ends[chosen[there]]] = found[there] + np.int32(self._rows)
+        left = ~plain
+        left[plain] = ~there
+        return np.flatnonzero(left).tolist()
+
+    def _fill(
+        self,
+        step: Step,
+        left: Sequence[int],
+        ends: NDArray[np.int64],
+        buffer: Bitmask,
+        over: Callable[[], bool] | None,
+    ) -> dict[Request, Exception]:
+        """The rows `left` of step.masked."""
+        batch, failed, requests = step.batch, {}, step.requests
+        places, drafts = ends.tolist(), batch.num_drafts.tolist()
         healed = set(step.assumed)
         shared: list[tuple[int, int, SharedMask]] = []  # (row of the buffer, place of the draw, mask)
         bound: list[Bound] = []
-        for i, slot in step.masked:
+        for k in left:
+            i, slot = int(step.masked[k]), int(step.first_slots[k])
             request = requests[i]
             if request.finished or request in step.dropped:
                 batch.mask_slots[places[i] - drafts[i] : places[i] + 1] = NO_MASK

@@ -57,7 +57,8 @@ class Step:
     batch: Batch
     requests: list[Request]
     tenants: IntArray  # [N] whose row each was: it is stale where the table says something else by now
-    masked: list[tuple[int, int]]  # (batch index, first mask slot) of rows whose draws need masks, one each
+    masked: IntArray  # [M] batch indices of rows whose draws need masks, one each,
+    first_slots: IntArray  # [M] and the first mask slot of each
     targets: dict[int, tuple[int, int]] = field(default_factory=dict)  # batch index -> [lo, hi) of its Targets
     ended: list[int] = field(default_factory=list)  # batch indices of rows that only compute and are through
     assumed: list[int] = field(default_factory=list)  # batch indices of rows whose draft counts as confirmed till then
@@ -246,6 +247,15 @@ class RowTable:
         plain &= ~(is_stop[tokens] & ((flags & STOPS) != 0))
         return plain
 
+    def plain_masks(self, step: Step) -> BoolArray:
+        """Of the step's masked rows, those that draw one token as their grammar alone says  # bool[M]"""
+        rows = step.batch.rows[step.masked]
+        numbers = self.numbers[rows]
+        plain = (numbers[:, _FLAGS] & (PLAIN | MATCHER)) == PLAIN | MATCHER
+        plain &= numbers[:, _TENANT] == step.tenants[step.masked]
+        plain &= step.batch.num_drafts[step.masked] == 0
+        return plain
+
     def owned_pages(self, request: Request) -> IntArray:
         """Pages of a row that do not belong to the tree  # a view"""
         assert request.prefix is not None
@@ -309,7 +319,7 @@ class RowTable:
         if view.any_flags & MATCHER:
             masks |= (view.flags & MATCHER) != 0
         masks &= samples
-        masked, mask_slots = _mask_slots(masks, num_logits, num_drafts)
+        masked, first_slots, mask_slots = _mask_slots(masks, num_logits, num_drafts)
         logprob_rows = scored.logprob_rows
         if view.any_flags & LOGPROBS:
             logprob_rows = sorted({*logprob_rows, *np.flatnonzero(samples & ((view.flags & LOGPROBS) != 0)).tolist()})
@@ -339,7 +349,7 @@ class RowTable:
         numbers[:, _DRAFTS] = 0
         numbers[assumed, _LENGTH] += num_drafts[assumed]
         self.numbers[rows] = numbers
-        return Step(batch, requests, tenants, masked, scored.ranges, scored.ended, assumed=assumed)
+        return Step(batch, requests, tenants, masked, first_slots, scored.ranges, scored.ended, assumed=assumed)
 
     def _token_ids(self, view: RowView, starts: IntArray, new: IntArray) -> IntArray:
         """Row after row  # int32[sum(new)]. A token that is in flight is read on the device."""
@@ -386,22 +396,20 @@ class _Scored:
     logprob_rows: list[int] = field(default_factory=list)
 
 
-def _mask_slots(
-    masks: np.ndarray, num_logits: IntArray, num_drafts: IntArray
-) -> tuple[list[tuple[int, int]], IntArray]:
-    """[(batch index, first slot)] of the rows to mask and the slot of each logits position. A row draws at its last
-    1 + num_drafts positions."""
+def _mask_slots(masks: np.ndarray, num_logits: IntArray, num_drafts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The batch indices of the rows to mask, the first slot of each, and the slot of each logits position. A row draws
+    at its last 1 + num_drafts positions."""
+    indices = masks.nonzero()[0].astype(np.int32)
     mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
-    if not masks.any():
-        return [], mask_slots
-    indices = masks.nonzero()[0]
+    if not len(indices):
+        return indices, indices, mask_slots
     if len(mask_slots) == len(masks) and not num_drafts.any() and num_logits.all():  # one draw a row, as mostly
         mask_slots[indices] = first_slots = np.arange(len(indices), dtype=np.int32)
-        return list(zip(indices.tolist(), first_slots.tolist(), strict=True)), mask_slots
+        return indices, first_slots, mask_slots
     draws = 1 + num_drafts[indices]
-    first_slots = np.cumsum(draws) - draws
+    first_slots = np.cumsum(draws, dtype=np.int32) - draws
     total = int(draws.sum())
     within = np.arange(total) - np.repeat(first_slots, draws)
     first_places = np.cumsum(num_logits)[indices] - draws
     mask_slots[np.repeat(first_places, draws) + within] = np.arange(total, dtype=np.int32)
-    return list(zip(indices.tolist(), first_slots.tolist(), strict=True)), mask_slots
+    return indices, first_slots, mask_slots

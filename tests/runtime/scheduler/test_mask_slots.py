@@ -18,7 +18,8 @@ def test_each_masked_draw_has_a_slot_of_its_own_and_the_others_none(seed: int) -
     if seed % 3 == 1:
         logits[rng.randrange(rows)] = 0  # a chunk of a prompt
     masks = np.array([rng.random() < 0.6 for _ in range(rows)]) & (logits > 0)
-    masked, slots = _mask_slots(masks, logits, drafts)
+    indices, first_slots, slots = _mask_slots(masks, logits, drafts)
+    masked = list(zip(indices.tolist(), first_slots.tolist(), strict=True))
     expected, first = [], 0
     for i in range(rows):
         draws = 1 + int(drafts[i])
@@ -28,4 +29,4 @@ def test_each_masked_draw_has_a_slot_of_its_own_and_the_others_none(seed: int) -
             first += draws
     assert slots.tolist() == expected
     assert len(masked) == masks.sum()
-    assert slots.dtype == np.int32
+    assert slots.dtype == indices.dtype == first_slots.dtype == np.int32
