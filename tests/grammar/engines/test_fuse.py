@@ -28,7 +28,7 @@ NAMED_KEYS = "\n".join(
         "",
     ]
 )
-PLAIN = 'start: T0 "a"\nT0: /"[a-z]*"/\nT1: /[0-9]/ (/a*/ & ~/aa/) /b/\n'
+PLAIN = 'start: T0 "a"\nT0: /"[a-z]*"/\nT1: /[0-9]/ (/a*/ & ~/aa/) /b/\nT2: /"/ (~/aa/) /"/\n'
 
 
 def test_the_delimiter_behind_moves_into_each_operand():
@@ -40,8 +40,8 @@ def test_the_delimiter_behind_moves_into_each_operand():
 def test_contents_behind_two_beginnings_and_regexes_that_come_again_are_written_once():
     fused = fuse_delimiters(NAMED_KEYS)
     assert fused.count(STRING) == 1
-    assert 'T0: /"/ S0\nT1: /,"/ S0\nT2: /,"/ (S1 & ~("x\\":"))' in fused
-    assert '\nS0: S1 & ~("id\\":"|"a|b\\":"|"|\\":"|"\\":")\n' in fused
+    assert 'T0: /"/ S1\nT1: /,"/ S1\nT2: /,"/ (S0 & ~("x\\":"))' in fused
+    assert '\nS1: S0 & ~("id\\":"|"a|b\\":"|"|\\":"|"\\":")\n' in fused
 
 
 def test_other_terminals_stay_as_they_are():
