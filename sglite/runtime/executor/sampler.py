@@ -8,7 +8,6 @@ collect(...)                   -> StepResult          when the copies are on the
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,14 +99,28 @@ class DrawPlanner:
         return self._next(last, batch)
 
     def _next(self, last: SamplePlan, batch: Batch) -> SamplePlan:
-        plan = copy.copy(last)
-        plan.mask_index = batch.mask_slots
-        masked = bool(batch.mask_slots.max() >= 0)
-        if masked != last.flags.masked:
-            plan.flags = replace(last.flags, masked=masked)
-        if last.flags.random:
-            plan.keys = noise_keys(self._tables.seeds[batch.rows], batch.output_index)
-        return plan
+        flags = last.flags
+        masked = bool(np.maximum.reduce(batch.mask_slots) >= 0)
+        return SamplePlan(  # copy.copy takes ten times as long
+            flags=flags if masked == flags.masked else replace(flags, masked=masked),
+            rows=last.rows,
+            first_draw=last.first_draw,
+            num_draws=last.num_draws,
+            logits_index=last.logits_index,
+            draw_rows=last.draw_rows,
+            draft_ids=last.draft_ids,
+            mask_index=batch.mask_slots,
+            keys=noise_keys(self._tables.seeds[batch.rows], batch.output_index) if flags.random else last.keys,
+            temperature=last.temperature,
+            top_p=last.top_p,
+            min_p=last.min_p,
+            top_k=last.top_k,
+            presence=last.presence,
+            frequency=last.frequency,
+            repetition=last.repetition,
+            count_slots=last.count_slots,
+            bias_slots=last.bias_slots,
+        )
 
 
 def _draft_ids(batch: Batch, chosen: NDArray[Any], num_draws: IntArray, rank: IntArray) -> IntArray:

@@ -27,15 +27,18 @@ class RunOdds:
         """Where the first matchers stand; None for those that do not tell."""
         return [getattr(matcher, "state", None) for matcher in islice(matchers, _MANY)]
 
-    def drew(self, places: Sequence[Any], followed: Sequence[bool]) -> None:
-        """Tokens were drawn, the first ones at these places, which forced text followed or not."""
-        if not followed:
+    def drew(self, places: Sequence[Any], ahead: Sequence[int]) -> None:
+        """Tokens were drawn, the first ones at these places; `ahead`: of each, how many forced ones followed, or less
+        than 0."""
+        if not ahead:
             return
-        self.share += _MEMORY * (sum(followed) / len(followed) - self.share)
-        for place, run in zip(places, followed, strict=False):
+        runs = sum([run > 0 for run in ahead]) if any(ahead) else 0
+        self.share += _MEMORY * (runs / len(ahead) - self.share)
+        for place, run in zip(places, ahead, strict=False):
             if place is not None:
                 place.draws += 1
-                place.runs += run
+                if run > 0:
+                    place.runs += 1
 
     def expected(self, requests: Sequence[Request]) -> float:
         """Runs that may follow what these rows are drawing."""

@@ -116,19 +116,19 @@ class OutputProcessor:
         of the other rows that sampled or failed, and what the matchers of some of those said to the token."""
         batch, table = step.batch, self._table
         tokens = result.tokens[:, 0]
-        plain = table.plain_draws(step, tokens, self._is_stop)
+        plain, flags, some_flags = table.plain_draws(step, tokens, self._is_stop)
         if result.tokens.shape[1] > 1:
             plain &= batch.num_drafts == 0
         if result.errors:
             plain[list(result.errors)] = False
         if step.late:
             plain[step.late] = False
-        flags = table.flags[batch.rows]
         accepted: dict[int, bool] = {}
-        bound = plain & ((flags & MATCHER) != 0)
-        if bound.any():
-            accepted = self._advance(step, tokens, np.flatnonzero(bound).tolist())
-            plain[list(accepted)] = False
+        if some_flags & MATCHER:
+            bound = (plain & ((flags & MATCHER) != 0)).nonzero()[0].tolist()
+            if bound:
+                accepted = self._advance(step, tokens, bound)
+                plain[list(accepted)] = False
         others = batch.samples & ~plain
         if self._jumping:
             taken = self._take_runs(step, tokens)
@@ -137,18 +137,21 @@ class OutputProcessor:
             others[list(result.errors)] = True
         if step.late:
             others[step.late] = False
-        if plain.any():
-            rows = batch.rows[plain]
-            table.advance(rows, tokens[plain])
-            self._metrics.completion_tokens += len(rows)
-            for i in np.flatnonzero(plain & ((flags & STREAMS) != 0)).tolist():
+        chosen = plain.nonzero()[0]
+        if len(chosen) == len(plain):
+            table.advance(batch.rows, tokens)
+        elif len(chosen):
+            table.advance(batch.rows[chosen], tokens[chosen])
+        self._metrics.completion_tokens += len(chosen)
+        if some_flags & STREAMS:
+            for i in (plain & ((flags & STREAMS) != 0)).nonzero()[0].tolist():
                 self._stream(step.requests[i], int(tokens[i]))
-        return np.flatnonzero(others).tolist() if others.any() else [], accepted
+        return others.nonzero()[0].tolist(), accepted
 
     def _advance(self, step: Step, tokens: IntArray, indices: list[int]) -> dict[int, bool]:
         """Show each row's token to its matcher, all in native threads where the grammar side can. Returns the rows
         for which there is more to do: refused (False), or the output's end or forced text follows (True)."""
-        requests = [step.requests[i] for i in indices]
+        requests = step.requests if len(indices) == len(step.requests) else [step.requests[i] for i in indices]
         token_ids = tokens[indices].tolist()
         more: dict[int, bool] = {}
         places = self._odds.places(request.matcher for request in requests)
@@ -161,19 +164,21 @@ class OutputProcessor:
                 return dict.fromkeys(indices, False)
         else:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
-        drawing = self._table.in_flight[step.batch.rows] > 1  # the next draw is under way
+        self._odds.drew(places, verdicts)
         saved: dict[int, int] = {}
-        self._odds.drew(places, [ahead > 0 for ahead in verdicts])
-        for i, request, ahead in zip(indices, requests, verdicts, strict=True):
-            if not ahead:
-                continue
-            if ahead < 0 or request.finished:
-                more[i] = ahead == OVER and not request.finished
-            elif request.completion is not None and request.completion.jump_forward:
-                if ahead > drawing[i]:
-                    saved[i] = ahead - int(drawing[i])
-                else:
-                    self._count_forced(request, 1)
+        if any(verdicts):
+            drawing = (self._table.in_flight[step.batch.rows] > 1).tolist()  # the next draw is under way
+            for k, ahead in enumerate(verdicts):
+                if not ahead:
+                    continue
+                i, request = indices[k], requests[k]
+                if ahead < 0 or request.finished:
+                    more[i] = ahead == OVER and not request.finished
+                elif request.completion is not None and request.completion.jump_forward:
+                    if ahead > drawing[i]:
+                        saved[i] = ahead - drawing[i]
+                    else:
+                        self._count_forced(request, 1)
         if self._jumps.pays(saved, len(step.requests)):
             self._jumping.update(saved)
             more.update(dict.fromkeys(saved, True))

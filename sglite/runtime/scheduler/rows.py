@@ -44,6 +44,7 @@ class Flag(enum.IntFlag):
 SAMPLES, COMPUTES, MATCHER, LOGPROBS = (int(f) for f in (Flag.SAMPLES, Flag.COMPUTES, Flag.MATCHER, Flag.LOGPROBS))
 TARGETS, PLAIN, STREAMS, STOPS = (int(f) for f in (Flag.TARGETS, Flag.PLAIN, Flag.STREAMS, Flag.STOPS))
 
+_NOBODY = np.empty(0, np.int32)
 _COLUMNS = 11
 _COMPUTED, _LENGTH, _IN_FLIGHT, _END, _PROMPT, _LIMIT, _NUM_PAGES, _MASKED_BELOW, _TENANT, _FLAGS, _DRAFTS = range(
     _COLUMNS
@@ -83,15 +84,18 @@ class RowView:
 
     def wanted(self) -> IntArray:
         """New tokens that each row could compute now  # int32[N], >= 0"""
-        return np.maximum(np.minimum(self.reachable, self.numbers[:, _END]) + self.drafts - self.computed, 0)
+        wanted = np.minimum(self.reachable, self.numbers[:, _END])
+        wanted += self.drafts
+        wanted -= self.computed
+        return np.maximum(wanted, 0, out=wanted)
 
     def within_prompt(self) -> list[int]:
         """Places of rows that have prompt tokens to compute."""
-        return np.flatnonzero(self.computed < self.numbers[:, _PROMPT]).tolist()
+        return (self.computed < self.numbers[:, _PROMPT]).nonzero()[0].tolist()
 
     def with_flag(self, flag: int) -> list[int]:
         """Places of rows that have it."""
-        return np.flatnonzero(self.flags & flag).tolist() if self.any_flags & flag else []
+        return (self.flags & flag).nonzero()[0].tolist() if self.any_flags & flag else []
 
 
 class RowTable:
@@ -236,16 +240,22 @@ class RowTable:
         self.tenant[row] = self._loads
         return under_way
 
-    def plain_draws(self, step: Step, tokens: IntArray, is_stop: np.ndarray) -> np.ndarray:
-        """Which rows of the batch drew a token that only has to be stored  # bool[N]"""
+    def plain_draws(self, step: Step, tokens: IntArray, is_stop: np.ndarray) -> tuple[BoolArray, IntArray, int]:
+        """Which rows of the batch drew a token that only has to be stored  # bool[N]; the flags of all  # int32[N], and
+        those that some have."""
         numbers = self.numbers[step.batch.rows]
         flags = numbers[:, _FLAGS]
-        plain = (flags & PLAIN) != 0
-        plain &= step.batch.samples
-        plain &= numbers[:, _TENANT] == step.tenants
+        some = int(np.bitwise_or.reduce(flags))
+        plain = numbers[:, _TENANT] == step.tenants
         plain &= numbers[:, _LENGTH] + 1 < numbers[:, _LIMIT]
-        plain &= ~(is_stop[tokens] & ((flags & STOPS) != 0))
-        return plain
+        plain &= step.batch.samples
+        if int(np.bitwise_and.reduce(flags)) & PLAIN == 0:
+            plain &= (flags & PLAIN) != 0
+        if some & STOPS:
+            stops = is_stop[tokens]
+            if np.logical_or.reduce(stops):
+                plain &= ~(stops & ((flags & STOPS) != 0))
+        return plain, flags, some
 
     def plain_masks(self, step: Step) -> BoolArray:
         """Of the step's masked rows, those that draw one token as their grammar alone says  # bool[M]"""
@@ -274,7 +284,7 @@ class RowTable:
         if self.page_size > 1:
             needed = -(-needed // self.page_size)
         missing = np.maximum(needed - view.numbers[:, _NUM_PAGES], 0)
-        missing[new == 0] = 0
+        missing *= new != 0
         return missing
 
     def add_pages(self, rows: IntArray, missing: IntArray, pages: IntArray) -> PageUpdates:
@@ -310,7 +320,7 @@ class RowTable:
         num_logits = samples.astype(np.int32)
         num_drafts = self._no_drafts[: len(rows)]
         assumed: list[int] = []
-        if view.drafts.any():
+        if np.logical_or.reduce(view.drafts):
             num_drafts = view.drafts * samples
             num_logits += num_drafts
             assumed = [i for i in np.flatnonzero(num_drafts).tolist() if requests[i].assumed]
@@ -336,7 +346,7 @@ class RowTable:
             num_drafts=num_drafts,
             output_index=output_index,
             mask_slots=mask_slots,
-            logprob_rows=np.array(logprob_rows, np.int32),
+            logprob_rows=np.array(logprob_rows, np.int32) if logprob_rows else _NOBODY,
             target_ids=scored.target_ids,
             target_positions=scored.target_positions,
             loads=tuple(loads),
@@ -353,7 +363,7 @@ class RowTable:
 
     def _token_ids(self, view: RowView, starts: IntArray, new: IntArray) -> IntArray:
         """Row after row  # int32[sum(new)]. A token that is in flight is read on the device."""
-        if new.max() == 1:
+        if np.maximum.reduce(new) == 1:
             return np.where(view.in_flight > 0, np.int32(DEVICE_TOKEN), self.tokens[view.rows, starts])
         offsets = np.cumsum(new) - new
         positions = np.arange(int(new.sum())) + np.repeat(starts - offsets, new)
@@ -400,10 +410,12 @@ def _mask_slots(masks: np.ndarray, num_logits: IntArray, num_drafts: IntArray) -
     """The batch indices of the rows to mask, the first slot of each, and the slot of each logits position. A row draws
     at its last 1 + num_drafts positions."""
     indices = masks.nonzero()[0].astype(np.int32)
-    mask_slots = np.full(int(num_logits.sum()), NO_MASK, np.int32)
+    mask_slots = np.empty(int(np.add.reduce(num_logits)), np.int32)
+    mask_slots.fill(NO_MASK)
     if not len(indices):
         return indices, indices, mask_slots
-    if len(mask_slots) == len(masks) and not num_drafts.any() and num_logits.all():  # one draw a row, as mostly
+    one_each = len(mask_slots) == len(masks) and not np.logical_or.reduce(num_drafts)
+    if one_each and np.logical_and.reduce(num_logits):  # as mostly
         mask_slots[indices] = first_slots = np.arange(len(indices), dtype=np.int32)
         return indices, first_slots, mask_slots
     draws = 1 + num_drafts[indices]

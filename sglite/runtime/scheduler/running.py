@@ -55,14 +55,14 @@ class Running:
     def find_pages(self, view: RowView, new: IntArray, now: float) -> PageUpdates | None:
         """Pages for the new tokens of all rows; None (and nothing changed) when there are not enough."""
         missing = self._table.missing_pages(view, new)
-        total = int(missing.sum())
+        total = int(np.add.reduce(missing))
         if total == 0:
             return NO_UPDATES
         pages = self._cache.allocate(total, now)
         if pages is None:
             return None
         short = missing > 0
-        if short.all():
+        if np.logical_and.reduce(short):
             return self._table.add_pages(view.rows, missing, pages)
         return self._table.add_pages(view.rows[short], missing[short], pages)
 

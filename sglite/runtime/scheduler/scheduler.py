@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglite.errors import OutOfPages
-from sglite.runtime.batch import BoolArray, IntArray, PageUpdates, SharedPrefixes
+from sglite.runtime.batch import IntArray, PageUpdates, SharedPrefixes
 from sglite.runtime.cache.access_log import AccessLog
 from sglite.runtime.cache.manager import CacheManager, Prefix
 from sglite.runtime.metrics import Metrics
@@ -204,16 +204,18 @@ class Scheduler:
     def _build(self, new: IntArray, admitted: Admitted, updates: PageUpdates) -> Step | None:
         """The batch of all running rows that compute something."""
         requests, rows = self.running.requests, self.running.rows
-        active = new > 0
-        if not active.any():
+        if not len(new):
             return None
-        if active.all():
+        if np.minimum.reduce(new) > 0:
             requests = requests.copy()
         else:
+            active = new > 0
+            if not active.any():
+                return None
             requests = [requests[i] for i in np.flatnonzero(active).tolist()]
             rows, new = rows[active], new[active]
         self._steps += 1
-        self._metrics.computed_tokens += int(new.sum())
+        self._metrics.computed_tokens += int(np.add.reduce(new))
         return self._table.build(
             self._steps,
             requests,
@@ -229,7 +231,7 @@ class Scheduler:
         new = view.wanted()
         for i in view.with_flag(TARGETS):
             new[i] = before_sample(self.running.requests[i], int(view.computed[i]), int(new[i]))
-        return _within(new, (new <= 1) | (view.drafts > 0), self._max_step_tokens)
+        return _within(new, view.drafts, self._max_step_tokens)
 
     def _draft(self, lookup: PromptLookup) -> None:
         """Rows whose last token is known may try what could follow it, behind forced text that they compute."""
@@ -292,11 +294,11 @@ class Scheduler:
         return shared
 
 
-def _within(new: IntArray, first: BoolArray, budget: int) -> IntArray:
-    """Cut new tokens to the budget: rows that decode (`first`, with their drafts) come first, then the others in
-    order."""
-    if int(new.sum()) <= budget:
+def _within(new: IntArray, drafts: IntArray, budget: int) -> IntArray:
+    """Cut new tokens to the budget: rows that decode (with their drafts) come first, then the others in order."""
+    if int(np.add.reduce(new)) <= budget:
         return new
+    first = (new <= 1) | (drafts > 0)
     left = budget - int(new[first].sum())
     new = new.copy()
     for i in np.flatnonzero(~first).tolist():
