@@ -476,6 +476,9 @@ class Branch:
             self.session.busy.discard(self)
             if tell:
                 self.session.failed.append(self)
+        if self.early is not None:
+            self.session.early.discard(self.early)
+            self.early.give_up()
         children: list[Branch] = []
         for gone in given_up:
             for slot in gone.slots.values():

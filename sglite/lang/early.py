@@ -15,11 +15,13 @@ the text merged with it), the early call is given up and made as always. So the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sglite.errors import SgliteError
 from sglite.lang.branch import Branch
 from sglite.lang.client import takes_followers
 from sglite.lang.items import Fork, Snapshot
@@ -108,7 +110,8 @@ def _send(branch: Branch, leader: GenerateRequest) -> None:
     assert branch.session.segments is not None
     transcript = TokenTranscript.behind(branch.session.segments)
     roles = tuple(message["role"] for message in branch.chat)
-    _Walk(leader, transcript, roles, branch.role).send(branch, branch.siblings)
+    with contextlib.suppress(SgliteError):  # what cannot be asked is refused when its turn comes
+        _Walk(leader, transcript, roles, branch.role).send(branch, branch.siblings)
 
 
 @dataclass(slots=True)

@@ -165,3 +165,34 @@ def test_what_was_sent_early_and_is_not_wanted_any_more_is_given_up() -> None:
     while client.running:
         time.sleep(0.002)
     assert client.used == ["0.1"], "the second never began"
+
+
+def test_what_cannot_be_asked_is_refused_at_its_turn_and_nothing_is_said_of_it_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @sgl.function
+    def program(s: Any) -> Any:
+        s += "x" + sgl.gen("a") + sgl.gen("b", min_tokens=9)
+        return s["a"]
+
+    with pytest.raises(ProgramError, match="variable 'b'.*min_tokens"):
+        program.run(backend=Following(answered), max_new_tokens=5)
+    assert not caplog.records
+
+
+def test_a_fork_that_is_stopped_gives_up_the_call_that_was_sent_for_it() -> None:
+    client = Following(answered)
+
+    @sgl.function
+    def program(s: Any) -> int:
+        s += "x" + sgl.gen("a")
+        fork = s.fork(1)[0]
+        fork += " goes on" + sgl.gen("b")
+        while len(client.sent) < 2:
+            time.sleep(0.001)
+        fork.cancel()
+        s += " and on" + sgl.gen("c")
+        assert s["c"]
+        return len(client.used)
+
+    assert program.run(backend=client).ret_value == 2
