@@ -165,8 +165,9 @@ def test_options_of_a_run_are_not_in_its_graph(engine: sgl.Engine, backend: Any,
     assert "run" not in paths
 
 
+@pytest.mark.parametrize("finished", [True, False], ids=["behind an answer", "in the middle of one"])
 def test_a_run_that_breaks_off_goes_on_step_by_step(
-    engine: sgl.Engine, backend: Any, monkeypatch: pytest.MonkeyPatch
+    engine: sgl.Engine, backend: Any, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
     run_graph = RuntimeEndpoint.run_graph
 
@@ -175,7 +176,7 @@ def test_a_run_that_breaks_off_goes_on_step_by_step(
         async for answer in run_graph(self, run):
             yield answer
             count += 1
-            if answer.generated is not None and answer.generated.finished:
+            if answer.generated is not None and answer.generated.finished == finished:
                 raise sgl.BackendError("gone")
 
     monkeypatch.setattr(RuntimeEndpoint, "run_graph", breaks)

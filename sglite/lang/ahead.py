@@ -77,22 +77,38 @@ class AheadClient:
         whole = self._whole(request)
         place = _place(request.request_id)
         if whole is not None and await self._is_answered(place, whole):
-            at, left, ids = 0, request.sampling_params.n, list(whole)
-            while left and await self._has(place, at):  # one that breaks off in its middle is told by the interpreter
-                output = self._answers[place][at].generated
-                assert output is not None
-                if at == 0:
-                    output = with_prompt(output, whole)
-                    ids = list(output.prompt_token_ids)
-                if output.index == 0:
-                    ids += output.token_ids
-                at, left = at + 1, left - output.finished
-                self._ids[request.request_id] = tuple(ids)
-                yield output
-            return
+            given = self._given(request, whole, place)
+            if request.stream:
+                async for output in given:
+                    yield output
+                return  # one that breaks off in its middle is told by the interpreter
+            outputs = [output async for output in given]
+            if sum(output.finished for output in outputs) == request.sampling_params.n:
+                for output in outputs:
+                    yield output
+                return
+            self._ids.pop(request.request_id, None)  # it broke off: it is made anew
         async with aclosing(self._client.stream_request(self._alone(request, whole))) as outputs:  # type: ignore[type-var]
             async for output in outputs:
                 yield output
+
+    async def _given(
+        self, request: GenerateRequest, whole: tuple[int, ...], place: str
+    ) -> AsyncGenerator[RequestOutput]:
+        """The outputs of an answered call, as far as they come."""
+        at, left, ids = 0, request.sampling_params.n, list(whole)
+        while left and await self._has(place, at):
+            output = self._answers[place][at].generated
+            if output is None:
+                return
+            if at == 0:
+                output = with_prompt(output, whole)
+                ids = list(output.prompt_token_ids)
+            if output.index == 0:
+                ids += output.token_ids
+            at, left = at + 1, left - output.finished
+            self._ids[request.request_id] = tuple(ids)
+            yield output
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         whole = self._whole(request)
