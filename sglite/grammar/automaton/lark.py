@@ -133,13 +133,7 @@ class _Reader:
         return symbol
 
     def _counted(self, options: tuple[Sequence, ...], tokens: list[tuple[str, str]]) -> Group:
-        counts = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-        if tokens and tokens[-1][1] in counts:
-            return Group(options, *counts[tokens.pop()[1]])
-        if tokens and tokens[-1][0] == "count":
-            least, comma, most = tokens.pop()[1][1:-1].partition(",")
-            return Group(options, int(least), (int(most) if most else None) if comma else int(least))
-        return Group(options, 1, 1)
+        return Group(options, *(_counts(tokens) or (1, 1)))
 
     # -- terminals: expressions under | & ~
 
@@ -175,9 +169,15 @@ class _Reader:
         return self._regexes.sequence(parts)
 
     def _factor(self, tokens: list[tuple[str, str]]) -> Regex:
-        kind, text = tokens.pop()
-        if text == "~":
+        if tokens[-1][1] == "~":
+            tokens.pop()
             return self._regexes.complement(self._factor(tokens))
+        inner = self._item(tokens)
+        counts = _counts(tokens)
+        return inner if counts is None else self._regexes.repeat(inner, *counts)
+
+    def _item(self, tokens: list[tuple[str, str]]) -> Regex:
+        kind, text = tokens.pop()
         if text == "(":
             inner = self._union(tokens)
             if not tokens or tokens.pop()[1] != ")":
@@ -196,6 +196,17 @@ class _Reader:
             return self._regexes.parse(text[1:-1].replace(r"\/", "/"))
         except (ValueError, UnicodeError) as error:
             raise NotRead(f"{text[:60]}: {error}") from None
+
+
+def _counts(tokens: list[tuple[str, str]]) -> tuple[int, int | None] | None:
+    """How often what stands before comes, where that is said."""
+    counts = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+    if tokens and tokens[-1][0] == "sign" and tokens[-1][1] in counts:
+        return counts[tokens.pop()[1]]
+    if tokens and tokens[-1][0] == "count":
+        least, comma, most = tokens.pop()[1][1:-1].partition(",")
+        return int(least), (int(most) if most else None) if comma else int(least)
+    return None
 
 
 def _tokens(body: str) -> list[tuple[str, str]]:

@@ -8,6 +8,11 @@ is written is a regex; not each regex can be written.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from sglite.grammar.schema.pattern import parse
+from sglite.grammar.schema.pattern_text import Expression, json_regex, lark_regex
+
 DEPTH = 3
 
 _HEX = "[0-9a-fA-F]"
@@ -61,12 +66,28 @@ _SINGLE = rf"{_PLAIN}|{_ESCAPE}|{_CLASS}|\."
 _LOOK_BEHIND = rf"\(\?<[=!](?:{_SINGLE})*\)"
 
 
+_OPEN, _CLOSE = r"\((?:\?[:=!])?", r"\)"
+_ANCHOR = rf"[|^$]|\\[bB]|{_LOOK_BEHIND}"
+
+
 def _regexes(depth: int) -> str:
     """The empty alternative is one, so '|' may stand anywhere, as anchors may."""
     atom = f"{_SINGLE}|{_BRACE}"
     if depth:
-        atom += rf"|\((?:\?[:=!])?{_regexes(depth - 1)}\)"
-    return rf"(?:(?:{atom}){_REPEAT}?|[|^$]|\\[bB]|{_LOOK_BEHIND})*"
+        atom += f"|{_OPEN}{_regexes(depth - 1)}{_CLOSE}"
+    return f"(?:(?:{atom}){_REPEAT}?|{_ANCHOR})*"
 
 
 REGEX = _regexes(DEPTH)
+
+
+@lru_cache(maxsize=1)
+def regex_expression() -> Expression:
+    """The spellings of REGEX, in pieces: as one regex of 42,000 characters it takes the engine 17 ms to read."""
+    single, brace, repeat, anchor, begin, end = [
+        lark_regex(json_regex(parse(piece))) for piece in (_SINGLE, _BRACE, _REPEAT, _ANCHOR, _OPEN, _CLOSE)
+    ]
+    found = f"(({single}|{brace}) {repeat}?|{anchor})*"
+    for _ in range(DEPTH):
+        found = f"(({single}|{brace}|{begin} {found} {end}) {repeat}?|{anchor})*"
+    return Expression(f"({found})", None)

@@ -19,6 +19,7 @@ from sglite.grammar.schema.pattern_text import (
     pattern_expression,
     pattern_lengths,
 )
+from sglite.grammar.schema.regex_format import regex_expression
 from sglite.grammar.schema.values import string_text
 
 ANY_STRING = Expression(lark_regex(ANY), Repeat(ANY_CHAR, 0, None))
@@ -44,7 +45,15 @@ def one_of(values: Iterable[str]) -> Expression:
 
 
 def rule_expression(rule: TextRule) -> Expression:
+    if rule.kind == "format" and rule.text == "regex":
+        return regex_expression()
     return pattern_expression(rule.text if rule.kind == "pattern" else grammar_pattern(rule.text))
+
+
+def _lengths(rule: TextRule) -> tuple[int, int | None]:
+    if rule.kind == "format" and rule.text == "regex":
+        return 0, None
+    return pattern_lengths(rule.text if rule.kind == "pattern" else grammar_pattern(rule.text))
 
 
 def string_parts(case: Case) -> list[str] | None:
@@ -53,7 +62,7 @@ def string_parts(case: Case) -> list[str] | None:
     parts: list[str] = []
     for rule in case.texts:
         if not rule.negated:
-            least, most = pattern_lengths(rule.text if rule.kind == "pattern" else grammar_pattern(rule.text))
+            least, most = _lengths(rule)
             if (high is not None and least > high) or (most is not None and most < low):
                 return None
             low = 0 if least >= low else low

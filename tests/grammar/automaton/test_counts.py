@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglite.grammar.automaton.counts import Counts, least_bytes
-from sglite.grammar.automaton.lark import Group
+from sglite.grammar.automaton.lark import Group, read
 from sglite.grammar.automaton.positions import Machine
 from sglite.grammar.automaton.regex import Regexes
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
@@ -101,3 +101,9 @@ def test_one_mask_serves_all_items_of_a_long_array(compiler: GrammarCompiler) ->
         followed.accept(vocab.encode('a"},'))
     assert len({id(place) for place in places}) == 30
     assert len({id(place.said) for place in places[1:25]}) == 1  # the first stands before the repeat
+
+
+def test_counts_in_terminals_are_read():
+    regexes = Regexes(1000)
+    rules = read('start: T0\nT0: /"/ (T0S0|"b" /c/)* "d"{2,3} /e/?\nT0S0: /a+/\n', regexes)
+    assert rules["start"] == ((regexes.parse('"(?:a+|bc)*d{2,3}e?'),),)

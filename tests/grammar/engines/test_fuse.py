@@ -28,6 +28,8 @@ NAMED_KEYS = "\n".join(
         "",
     ]
 )
+_WORD = "/[a-z]{1,3}[0-9]{1,3}[x-z]/"
+GROUPS = f'start: T0\nT0: /"/ ((({_WORD}|"(")*) & ~("x)"|{_WORD})) /"/\n'
 PLAIN = 'start: T0 "a"\nT0: /"[a-z]*"/\nT1: /[0-9]/ (/a*/ & ~/aa/) /b/\nT2: /"/ (~/aa/) /"/\n'
 
 
@@ -48,7 +50,21 @@ def test_other_terminals_stay_as_they_are():
     assert fuse_delimiters(PLAIN) == PLAIN
 
 
-@pytest.mark.parametrize(("lark", "seed"), [(OPEN_KEY, 0), (OPEN_KEY, 1), (NAMED_KEYS, 2), (NAMED_KEYS, 3)])
+def test_a_group_takes_the_delimiter_behind_it_as_a_whole():
+    fused = fuse_delimiters(GROUPS)
+    assert "S0: /[a-z]{1,3}[0-9]{1,3}[x-z]/" in fused
+    assert 'T0: /"/ ((((S0|"(")*) /"/) & ~(("x)"|S0) /"/))' in fused
+
+
+def test_regexes_that_come_again_in_a_long_terminal_are_written_once():
+    atom = f"/[{'a-z' * 1000}]/"
+    fused = fuse_delimiters(f"start: T7\nT7: ({atom}|{atom} {atom}?)*\n")
+    assert fused == f"start: T7\nT7: (T7S0|T7S0 T7S0?)*\nT7S0: {atom}\n"
+
+
+@pytest.mark.parametrize(
+    ("lark", "seed"), [(OPEN_KEY, 0), (OPEN_KEY, 1), (NAMED_KEYS, 2), (NAMED_KEYS, 3), (GROUPS, 4), (GROUPS, 5)]
+)
 def test_the_language_is_the_same(lark, seed):
     engine = LLGuidanceEngine(Vocab.of_bytes())
     spec = GrammarSpec(kind="json_schema", source="{}")
