@@ -186,7 +186,8 @@ class Regexes:
         """What may follow `byte` in the texts of `regex` that begin with it."""
         found = regex.rests.get(byte)
         if found is None:
-            found = regex.rests[byte] = self._rest(regex, byte)
+            found = self._rest(regex, byte) if regex.first >> byte & 1 else self.nothing
+            regex.rests[byte] = found
         return found
 
     def _rest(self, regex: Regex, byte: int) -> Regex:
@@ -199,7 +200,7 @@ class Regexes:
                 first = self.cat(self.rest(head, byte), tail)
                 return self.union((first, self.rest(tail, byte))) if head.nullable else first
             case "or":
-                return self.union([self.rest(part, byte) for part in parts])
+                return self.union([self.rest(part, byte) for part in parts if part.first >> byte & 1])
             case "and":
                 return self.both([self.rest(part, byte) for part in parts])
             case "not":

@@ -110,6 +110,11 @@ class Expander:
         plain: dict[Literal, None] = {}
         stack = list(reversed(literals))
         seen: set[Literal] = set()
+        if len(literals) == 1:  # mostly
+            inner = self.terms.unwrap(literals[0])
+            if inner is None:
+                return literals
+            stack, seen = inner[::-1], {literals[0]}
         while stack:
             literal = stack.pop()
             if literal in seen:
@@ -213,6 +218,9 @@ class Expander:
         return frozenset(identity(value) for case in cases for value in case.values or ())
 
     def _expand(self, literals: Conjunction) -> list[Case]:
+        case = self._without_choices(literals)
+        if case is not None:
+            return self._finish(case, literals) if case.types else []
         done: list[Case] = []
         pending: list[tuple[Literal, Rank, Path]] = [(literal, (i,), None) for i, literal in enumerate(literals)]
         stack = [_State(Case(), pending)]
@@ -231,6 +239,24 @@ class Expander:
                 blame = state.choices[0][0] if state.choices else None
                 raise TooManyCases(blame or Choice((), 0, "", ""))
         return _without_copies(done)
+
+    def _without_choices(self, literals: Conjunction) -> Case | None:
+        """The case of a literal that narrows it and no more."""
+        if len(literals) != 1:
+            return None
+        terms = self.terms.of(literals[0])
+        steps = [term for term in terms if isinstance(term, Step)]
+        if len(steps) < len(terms):
+            return None
+        self.spend(1)
+        case = Case(done=frozenset(literals))
+        for index, step in enumerate(steps):
+            step.run(case, (0, index))
+        if len(case.keys) > 1:
+            case.keys = tuple(sorted(case.keys, key=lambda rule: rule.rank))
+        if case.types == OBJECT and (case.unlooked or case.values is not None):
+            self._required_keys_are_possible(case)
+        return case
 
     def spend(self, steps: int) -> None:
         """Raises TooMuchWork."""

@@ -7,6 +7,7 @@ violates the keyword.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -85,6 +86,7 @@ def count(node: Node, keyword: str) -> int:
     return int(value)
 
 
+@lru_cache(maxsize=256)
 def only(mask: int) -> Step:
     return Step(lambda case, _: case.narrow(mask))
 
@@ -98,8 +100,11 @@ def gap(node: Node, keyword: str, reason: str, mask: int) -> Step:
 
 
 def _type_mask(node: Node) -> int:
+    said = node.keywords["type"]
+    if type(said) is str and said in TYPE_BITS:
+        return TYPE_BITS[said]
     mask = 0
-    for name in as_list(node.keywords["type"]):
+    for name in as_list(said):
         if not isinstance(name, str) or name not in TYPE_BITS:
             known = ", ".join(each for each in TYPE_BITS if each != "any")
             raise misused(node, "type", f"knows no {name!r}; the types are {known}")

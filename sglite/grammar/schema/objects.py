@@ -85,8 +85,7 @@ def emit_object(emitter: Emitter, rule: Rule, case: Case) -> None:
         _list_names(case, found)
         names = key_order(case)
         found = _classes(emitter, case, names)
-    named = [_named_key(emitter, case, name) for name in names if name not in case.absent]
-    named = [key for key in named if key is not None]
+    named = [key for name in names if name not in case.absent and (key := _named_key(emitter, case, name)) is not None]
     classes = found.kinds
     there = {key.name for key in named}
     presence = case.presence

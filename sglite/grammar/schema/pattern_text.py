@@ -283,6 +283,11 @@ def matcher(text: str) -> regex.Pattern[str]:
         raise PatternError(str(error)) from error
 
 
+def _python_char(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and char.isalnum() else f"\\U{code:08x}"
+
+
 def found_in(text: str, value: str) -> bool:
     """Whether the pattern `text` is found in `value`. Raises PatternError (also where it takes too long)."""
     try:
@@ -298,7 +303,9 @@ def _python(tree: Pattern) -> str:
                 return r"(?s:.)"
             if negated and not properties:  # `regex` 2026.11 joins negated sets of alternatives wrongly
                 ranges, negated = tuple(complement(ranges)), False
-            members = "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in ranges)
+            if len(ranges) == 1 and not negated and not properties and ranges[0][0] == ranges[0][1]:
+                return _python_char(ranges[0][0])
+            members = "".join([f"{_python_char(low)}-{_python_char(high)}" for low, high in ranges])
             members += "".join(rf"\{'P' if n else 'p'}{{{name}}}" for name, n in properties)
             return f"[{'^' if negated else ''}{members}]" if members else r"(?!)"
         case Cat(parts):

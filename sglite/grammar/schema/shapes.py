@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from sglite.grammar.residual.numbers import NumberRule
 from sglite.grammar.residual.rules import NOTHING, Shape
@@ -20,29 +21,27 @@ Key = tuple[tuple[int, ...], bool]  # a conjunction, and whether its numbers hav
 MAX_SHAPES = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class Unique:
+class Unique(msgspec.Struct, frozen=True):
     """How an array of some case is kept free of items that stand twice."""
 
     gap: Gap  # what to tell where it cannot be followed
     runs_out: bool
 
 
-@dataclass(slots=True)
-class Parts:
-    """What the grammar of one conjunction mentions."""
+class Parts(msgspec.Struct):
+    """What the grammar of one conjunction mentions. Sets, lists and dicts are its own."""
 
-    same: set[Key] = field(default_factory=set)  # in its own place
-    items: dict[int, set[Key]] = field(default_factory=dict)
-    rest: set[Key] = field(default_factory=set)
-    named: dict[str, set[Key]] = field(default_factory=dict)
-    other: set[Key] = field(default_factory=set)
-    unique: list[Unique] = field(default_factory=list)  # of its arrays, where that is to be followed
+    same: set[Key] = set()  # in its own place
+    items: dict[int, set[Key]] = {}
+    rest: set[Key] = set()
+    named: dict[str, set[Key]] = {}
+    other: set[Key] = set()
+    unique: list[Unique] = []  # of its arrays, where that is to be followed
     free: bool = False  # some of its arrays may hold an item twice
     repeated: Gap | None = None  # some of its arrays hold an item twice: what to tell where that cannot be followed
     other_arrays: bool = False  # some need not
     plain_items: bool = False  # numbers in its items have one spelling
-    number_cases: list[Case] = field(default_factory=list)  # those in which its own place may hold a number
+    number_cases: list[Case] = []  # those in which its own place may hold a number
     followed_numbers: Gap | None = None  # where these are checked as they are written: what to tell if they cannot be
 
 
