@@ -4,7 +4,8 @@
     worker threads (<= 32) run_batch() and stream=True: many functions a thread, each in a greenlet; a read gives the
                            thread to the next function, so a thousand programs need no thousand threads. Functions
                            that are known to block nowhere share one thread: many would only fight over the
-                           interpreter lock, and with the engine's
+                           interpreter lock, and with the engine's. Functions that wait inside a `with` block of
+                           theirs have a thread each, since they may hold a lock (holding.py)
     coroutine              async def: a read inside it (`s["x"]`) gives the event loop to the other tasks
     program loop           one thread with the event loop on which all operations are carried out
 
@@ -27,12 +28,14 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 import greenlet
 
 from sglite.errors import ProgramSyntaxError
+from sglite.lang.holding import open_blocks
 
 T = TypeVar("T")
 MAX_WORKERS = 32
@@ -230,11 +233,16 @@ class _Function(greenlet.greenlet):
         super().__init__(job.run)
         self.gr_context = job.context
         self.pace = job.pace
+        self.scopes = 0  # `with` blocks of states (`with s.user():`) that it is in
         self._worker = worker
         self._number = number
 
     def wait(self, future: Future[Any]) -> None:
         worker, number = self._worker, self._number
+        if open_blocks(sys._getframe(1), _Job.run.__code__) > self.scopes:
+            self.pace.holds = True
+            worker.hold(future)
+            return
         future.add_done_callback(lambda _: worker.resume(number))
         assert self.parent is not None
         with _event_loop_put_aside():
@@ -267,16 +275,31 @@ def _put_aside(loop: asyncio.AbstractEventLoop) -> Generator[None]:
             asyncio.tasks._enter_task(loop, task)
 
 
+@contextlib.contextmanager
+def state_scope() -> Generator[None]:
+    """Around the body of a state's own `with` block, in which nothing is held."""
+    current = greenlet.getcurrent()
+    function = current if isinstance(current, _Function) else None
+    if function is not None:
+        function.scopes += 1
+    try:
+        yield
+    finally:
+        if function is not None:
+            function.scopes -= 1
+
+
 class Pace:
     """Whether a program's function gives its thread back quickly, by what its runs have shown. A new one is not trusted
-    to: tools may block."""
+    to: tools may block. `holds`: it has waited where it may hold a lock, so it shares its thread with no other."""
 
     def __init__(self) -> None:
         self._runs_to_go = 1
+        self.holds = False
 
     @property
     def quick(self) -> bool:
-        return self._runs_to_go <= 0
+        return self._runs_to_go <= 0 and not self.holds
 
     def kept(self, seconds: float) -> None:
         """It had its thread for that long."""
@@ -293,6 +316,7 @@ class _Worker:
     def __init__(self, pool: WorkerPool, first: _Job) -> None:
         self._pool = pool
         self._since: float | None = None  # when the function that has the thread was given it
+        self.held = False  # that one waits with it; written under the pool's lock
         # A job to begin, the number of a function to resume, or None to end. Putting takes no lock of ours: the
         # program loop resumes thousands of functions a second.
         self.ready: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
@@ -326,6 +350,33 @@ class _Worker:
             function.pace.ended()
             del self._functions[number]
 
+    def hold(self, future: Future[Any]) -> None:
+        """Wait with the thread. What it was to begin next is begun elsewhere: that may be what is waited for."""
+        began = time.monotonic()
+        items: list[_Job | int | None] = []
+        self._pool.hold(self)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                items.append(self.ready.get_nowait())
+        for item in items:
+            if isinstance(item, _Job):
+                self._pool.put(item)
+            else:
+                self.ready.put(item)
+        futures.wait((future,))
+        self._pool.go_on(self)
+        self._since = time.monotonic()
+        _thread.excused = getattr(_thread, "excused", 0.0) + time.monotonic() - began
+
+    @property
+    def alone(self) -> bool:
+        """It has a function that shares its thread with no other."""
+        return any(function.pace.holds for function in self._functions.values())
+
+    @property
+    def has_functions(self) -> bool:
+        return bool(self._functions)
+
     @property
     def stuck(self) -> bool:
         since = self._since
@@ -333,7 +384,7 @@ class _Worker:
 
     @property
     def at_work(self) -> bool:
-        return not self.stuck and (self._since is not None or not self.ready.empty())
+        return not self.held and not self.stuck and (self._since is not None or not self.ready.empty())
 
     def _next(self) -> _Job | int | None:
         with contextlib.suppress(queue.Empty):
@@ -383,16 +434,41 @@ class WorkerPool:
     def submit(self, function: Callable[[], T], pace: Pace | None = None) -> Future[T]:
         """`pace`: of its program, if it has one."""
         job = _Job(function, pace or Pace())
+        self.put(job)
+        return job.future
+
+    def put(self, job: _Job) -> None:
         with self._lock:
             if job.pace.quick and self._share(job):
-                pass
-            elif self._idle:
-                self._idle.pop().ready.put(job)
-            elif len(self._workers) < self._max_workers:
+                return
+            if job.pace.holds:
+                found = next((worker for worker in self._idle if not worker.has_functions), None)
+            else:
+                found = next(iter(self._idle), None)
+            if found is not None:
+                self._idle.discard(found)
+                found.ready.put(job)
+            elif self._has_room or job.pace.holds:
                 self._workers.add(_Worker(self, job))
             else:
                 self._jobs.append(job)
-        return job.future
+
+    @property
+    def _has_room(self) -> bool:
+        """Those that wait with their thread take no place."""
+        return sum(not worker.held for worker in self._workers) < self._max_workers
+
+    def hold(self, worker: _Worker) -> None:
+        """Its thread is not to be had until it goes on. A job that waits gets another one."""
+        with self._lock:
+            worker.held = True
+            self._idle.discard(worker)
+            if self._jobs and self._has_room:
+                self._workers.add(_Worker(self, self._jobs.popleft()))
+
+    def go_on(self, worker: _Worker) -> None:
+        with self._lock:
+            worker.held = False
 
     @property
     def at_work(self) -> bool:
@@ -402,9 +478,9 @@ class WorkerPool:
 
     def _share(self, job: _Job) -> bool:
         """Give it to the worker of the quick functions. False where that is held up, or there is no room for one."""
-        if self._shared is not None and not self._shared.stuck:
+        if self._shared is not None and not self._shared.stuck and not self._shared.held:
             self._shared.ready.put(job)
-        elif self._shared is None and len(self._workers) < self._max_workers:
+        elif self._shared is None and self._has_room:
             self._shared = _Worker(self, job)
             self._workers.add(self._shared)
         else:
@@ -414,7 +490,7 @@ class WorkerPool:
     def take_or_idle(self, worker: _Worker) -> _Job | None:
         """A job that waits; else the worker counts as idle until it is given one."""
         with self._lock:
-            if worker is self._shared:
+            if worker is self._shared or worker.alone:
                 return None
             if self._jobs and not self._closed:
                 return self._jobs.popleft()

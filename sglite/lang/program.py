@@ -197,9 +197,10 @@ class Program:
         """One run for each dict (or tuple) of arguments, all at once; the states in the order of the arguments.
 
         `num_threads` is how many programs run at the same time ("auto": batch.AUTO_PROGRAMS); threads stay few whatever
-        it is. `generator_style` yields each state when it and all before it are done. on_error="raise": the first error
-        stops the others and is raised; "return": a failed program's state is returned in its
-        place; its `error()` is the ProgramError caused by what went wrong, reads from it raise that, its repr says it.
+        it is, but for functions that read from a state inside a `with` block of theirs, which may hold a lock: these
+        have one each. `generator_style` yields each state when it and all before it are done. on_error="raise": the
+        first error stops the others and is raised; "return": a failed program's state is returned in its place; its
+        `error()` is the ProgramError caused by what went wrong, reads from it raise that, its repr says it.
         """
         batch = self._batch(batch_kwargs, dict(options), backend, num_threads, progress_bar, on_error)
         return iter(batch) if generator_style else batch.states()

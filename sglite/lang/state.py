@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol, overload
 
 from sglite.errors import ProgramError, ProgramSyntaxError, SgliteError
+from sglite.lang.bridge import state_scope
 from sglite.lang.nodes import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, flatten
 from sglite.lang.nodes import Sequence as NodeSequence
 from sglite.lang.timeline import Timeline
@@ -132,7 +133,8 @@ class ProgramState:
     def copy(self, position_ids_offset: list[int] | None = None) -> Generator[ProgramState]:
         """`with s.copy() as t:` works on a copy; at the end the variables it set are set here, as they are."""
         group = self.fork(1)
-        yield group[0]
+        with state_scope():
+            yield group[0]
         self._core.gather([group[0]._core], on_error="raise", scalar=True)
 
     def sync(self) -> None:
@@ -189,7 +191,8 @@ class ProgramState:
     def _scope(self, begin: Node, end: Node) -> Generator[None]:
         self._core.append(begin)
         try:
-            yield
+            with state_scope():
+                yield
         except BaseException:
             # The scope closes, so that a program which handles the error can go on; a failed state has said so already.
             if self._core.can_append():

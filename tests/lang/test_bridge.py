@@ -191,6 +191,54 @@ def test_functions_that_share_a_thread_may_each_run_an_event_loop_of_their_own()
     pool.close()
 
 
+def test_functions_that_wait_with_a_lock_do_not_share_a_thread_with_those_that_want_it() -> None:
+    pool, pace, lock = WorkerPool(max_workers=2), Pace(), threading.Lock()
+    _submitted(pool, pace, [lambda: None])
+    gate: Future[int] = Future()
+
+    def locked() -> int:
+        with lock:
+            return wait(gate)
+
+    begun = [pool.submit(locked, pace) for _ in range(5)]
+    while not lock.locked():
+        time.sleep(0.001)
+    gate.set_result(7)
+    assert [future.result(5) for future in begun] == [7] * 5
+    pool.close()
+
+
+def test_a_function_that_holds_its_thread_may_wait_for_one_that_was_to_begin_there() -> None:
+    pool, pace, lock = WorkerPool(max_workers=1), Pace(), threading.Lock()
+    _submitted(pool, pace, [lambda: None])
+
+    def outer() -> int:
+        inner = pool.submit(lambda: 7, pace)
+        with lock:
+            return wait(inner)
+
+    assert pool.submit(outer, pace).result(5) == 7
+    pool.close()
+
+
+def test_blocks_of_a_state_hold_nothing() -> None:
+    client = ScriptedClient()
+
+    @sgl.function
+    def program(s: Any) -> int:
+        with s.user(), s.var_scope("part"):
+            s += "x" + sgl.gen("a", max_tokens=2)
+            assert s["a"]
+        with s.copy() as t:
+            t += sgl.gen("b", max_tokens=2)
+            assert t["b"]
+        return threading.get_ident()
+
+    program.run_batch([()], backend=client)
+    assert not program.pace.holds
+    assert len({state.ret_value for state in program.run_batch([()] * 20, backend=client)}) <= 2
+
+
 def test_what_many_threads_want_of_a_loop_costs_one_wake_up_and_keeps_its_order() -> None:
     with _loop_thread() as thread:
         held, done = threading.Event(), threading.Event()
