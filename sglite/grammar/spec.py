@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import llguidance
+import msgspec
 
 from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.regex_size import regex_size
@@ -151,7 +152,10 @@ def _canonical_json(text: str, param: str = "schema") -> str:
         raise GrammarTooLarge("the JSON text is nested too deeply", param=param) from error
     except ValueError as error:
         raise InvalidGrammar(f"{param} is a text but not JSON: {error}", param=param) from error
-    return "".join(_BETWEEN_BLANKS.findall(text))
+    try:
+        return msgspec.json.format(text, indent=-1)
+    except (msgspec.DecodeError, RecursionError):  # a lone surrogate, or deep nesting
+        return "".join(_BETWEEN_BLANKS.findall(text))
 
 
 def _dump(value: Any) -> str:
