@@ -291,11 +291,9 @@ class Program:
         progress_bar: bool,
         on_error: OnError,
     ) -> Batch:
-        if isinstance(batch_kwargs, Mapping | str):
+        if isinstance(batch_kwargs, Mapping | str) or not isinstance(batch_kwargs, Iterable):
             raise ProgramSyntaxError("run_batch takes a list of argument dicts (or tuples), one for each program")
-        arguments = [
-            self.arguments((), a) if isinstance(a, Mapping) else self.arguments(tuple(a), {}) for a in batch_kwargs
-        ]
+        arguments = [self._one_of_batch(number, given) for number, given in enumerate(batch_kwargs)]
         unknown = [name for name in options if name not in RunOptions.__annotations__]
         if unknown:
             raise ProgramSyntaxError(f"run_batch does not know the option {unknown[0]!r}")
@@ -308,6 +306,16 @@ class Program:
             progress_bar=progress_bar,
             on_error=on_error,
         )
+
+    def _one_of_batch(self, number: int, given: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        if isinstance(given, Mapping):
+            return self.arguments((), given)
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise ProgramSyntaxError(
+                f"program {number} of the batch: its arguments are a dict or a tuple, ({given!r:.40},) for one, "
+                f"not {given!r:.40}"
+            )
+        return self.arguments(tuple(given), {})
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in self._signature.parameters.values())

@@ -669,6 +669,13 @@ class TestBatch:
         assert ask.run_batch([], backend=client) == []
         assert len(ask.run_batch([("a",), ("b",)], backend=client, num_threads=1)) == 2
 
+    @pytest.mark.parametrize("given", [["what?"], ["?"], [b"x"], [7], [None], 7])
+    def test_arguments_that_are_neither_a_dict_nor_a_tuple_are_refused(
+        self, client: ScriptedClient, given: Any
+    ) -> None:
+        with pytest.raises(ProgramSyntaxError, match="a dict or a tuple|dicts"):
+            ask.run_batch(given, backend=client)
+
     def test_a_thousand_programs_run_at_once_on_few_threads(self) -> None:
         client = ScriptedClient(delay_s=1.0)
         most = 0
