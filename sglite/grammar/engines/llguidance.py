@@ -355,7 +355,8 @@ class LLGuidanceEngine:
         seconds = time.thread_time() - began
         _check(first)
         forces = is_forced(grammar)
-        self._try_first_token(first, forces=forces)
+        start = self._start(first, forces=forces)
+        first = make() if first.is_error() else first  # it cannot follow all that is forced
         if spec.kind in ("json_schema", "tools"):
             self._try_terminals(grammar, seconds)
         most = self._parallel if seconds < _CHEAP_TEMPLATE_S else 1
@@ -364,10 +365,7 @@ class LLGuidanceEngine:
         follower = None if text is None else self._follower
         found = LLGuidanceGrammar(spec, _estimate_nbytes(grammar), templates, self.vocab, text or "", follower)
         found.forces = forces
-        begin = LLGuidanceMatcher(first.deep_copy(), self.vocab, forces=forces)
-        row = bitmask.empty(self.vocab.size)
-        begin.fill(row)
-        found.start = Start(row, tuple(begin.forced()))
+        found.start = start
         return found
 
     def get_ready(self, grammar: LLGuidanceGrammar) -> None:
@@ -412,8 +410,14 @@ class LLGuidanceEngine:
         if not all_are_followed(grammar, make, _check, self.vocab, seconds=seconds):
             raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
 
-    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> None:
-        """Make the first mask, and take the first and the last token that it allows.
+    def _start(self, template: llguidance.LLMatcher, *, forces: bool) -> Start:
+        row = self._try_first_token(template, forces=forces)
+        begin = LLGuidanceMatcher(template, self.vocab, forces=forces)
+        begin.finish_fill(row)
+        return Start(row, tuple(begin.forced()))
+
+    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> Bitmask:
+        """Make the first mask as the engine says it, and take the first and the last token that it allows.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
         """
@@ -431,6 +435,7 @@ class LLGuidanceEngine:
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
             template.rollback(1)
             _check(template)
+        return row
 
 
 _ENCODE_CACHE = 4096  # texts

@@ -100,7 +100,7 @@ def _size(name: str, definitions: dict[str, str], known: dict[str, _Size]) -> _S
     if found is None:
         text = definitions[name]
         parts = [_size(part, definitions, known) for part in _parts(name, definitions)]
-        counts = [max(int(most or least), 1) for least, most in _COUNT.findall(text)]
+        counts = [max(int(most or least), 1) for least, most in _COUNT.findall(text)] if "{" in text else ()
         found = known[name] = _Size(
             text.count(" & ") + sum(part.operands for part in parts),
             math.prod([*counts, *(part.longest for part in parts)]),
@@ -112,7 +112,8 @@ def _size(name: str, definitions: dict[str, str], known: dict[str, _Size]) -> _S
 
 def _parts(name: str, definitions: dict[str, str]) -> list[str]:
     """The terminals that its definition mentions."""
-    return [part for part in _PART.findall(definitions[name]) if part in definitions]
+    text = definitions[name]
+    return [part for part in _PART.findall(text) if part in definitions] if "S" in text else []
 
 
 def _terminal(line: str) -> str:

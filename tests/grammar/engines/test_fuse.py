@@ -35,14 +35,14 @@ PLAIN = 'start: T0 "a"\nT0: /"[a-z]*"/\nT1: /[0-9]/ (/a*/ & ~/aa/) /b/\nT2: /"/ 
 
 def test_the_delimiter_behind_moves_into_each_operand():
     fused = fuse_delimiters(OPEN_KEY)
-    assert f'T0: /"/ (/(?:{STRING})":/ & ~/(?:(?:id|name))":/)' in fused
-    assert f'T1: /,"/ (/(?:{STRING})": ?/ & ~/(?:(?:id|name))": ?/ & ~/(?:x.*)": ?/)' in fused
+    assert f'T0: "\\"" (/(?:{STRING})":/ & ~/(?:(?:id|name))":/)' in fused
+    assert f'T1: ",\\"" (/(?:{STRING})": ?/ & ~/(?:(?:id|name))": ?/ & ~/(?:x.*)": ?/)' in fused
 
 
 def test_contents_behind_two_beginnings_and_regexes_that_come_again_are_written_once():
     fused = fuse_delimiters(NAMED_KEYS)
     assert fused.count(STRING) == 1
-    assert 'T0: /"/ S1\nT1: /,"/ S1\nT2: /,"/ (S0 & ~("x\\":"))' in fused
+    assert 'T0: "\\"" S1\nT1: ",\\"" S1\nT2: ",\\"" (S0 & ~("x\\":"))' in fused
     assert '\nS1: S0 & ~("id\\":"|"a|b\\":"|"|\\":"|"\\":")\n' in fused
 
 
@@ -53,7 +53,7 @@ def test_other_terminals_stay_as_they_are():
 def test_a_group_takes_the_delimiter_behind_it_as_a_whole():
     fused = fuse_delimiters(GROUPS)
     assert "S0: /[a-z]{1,3}[0-9]{1,3}[x-z]/" in fused
-    assert 'T0: /"/ ((((S0|"(")*) /"/) & ~(("x)"|S0) /"/))' in fused
+    assert 'T0: "\\"" ((((S0|"(")*) /"/) & ~(("x)"|S0) /"/))' in fused
 
 
 def test_regexes_that_come_again_in_a_long_terminal_are_written_once():
