@@ -289,8 +289,9 @@ def take_known(matchers: Sequence[Matcher], token_ids: Sequence[int]) -> tuple[l
                 table, room = inside.tables[state.part], state.room
                 if room != NO_BOUND:
                     room -= table.adds[token_id]
-                # None also for a token that closes the string, or that may not come
                 found = inside.states.get((table.ends[token_id], room))
+                if found is None and inside.exact and room >= 0:  # it closes the string, perhaps
+                    found = inside.next.get((state.part, token_id))
             if found is not None:
                 matcher.state = found
                 matcher.states.append(found)

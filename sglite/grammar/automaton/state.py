@@ -77,12 +77,16 @@ class InsideSaid:
 
 
 class Inside:
-    """The inside of one string: all its places lead to the same continuations."""
+    """The inside of one string: all its places lead to the same continuations. `exact`: what the automaton says of a
+    move behind it is the engine's word too."""
 
-    __slots__ = ("behind", "elsewhere", "frame", "next", "said", "states", "tables", "tail")
+    __slots__ = ("behind", "elsewhere", "exact", "frame", "next", "said", "states", "tables", "tail")
 
-    def __init__(self, frame: Frame | None, tail: Regex, tables: list[PartTable], said: InsideSaid) -> None:
+    def __init__(
+        self, frame: Frame | None, tail: Regex, tables: list[PartTable], said: InsideSaid, *, exact: bool
+    ) -> None:
         self.tables = tables
+        self.exact = exact
         self.frame = frame
         self.tail = tail  # of the terminal, from the closing quote on
         self.said = said

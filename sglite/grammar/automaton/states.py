@@ -259,7 +259,7 @@ class Automaton:
             said = self._said_inside.get(alike)
             if said is None:
                 said = self._said_inside[alike] = InsideSaid()
-            inside = self._insides[frame, tail] = Inside(frame, tail, self._tables, said)
+            inside = self._insides[frame, tail] = Inside(frame, tail, self._tables, said, exact=self.machine.exact)
         return inside, part, NO_BOUND if most is None else most
 
     def _within(self, inside: Inside, part: int, room: int, last_token: int) -> State:
