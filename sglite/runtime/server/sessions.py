@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from sglite.errors import InvalidRequest, Overloaded, SgliteError
-from sglite.protocol import RequestOutput, ScoreOutput
+from sglite.protocol import RequestOutput, ScoreOutput, without_prompt
 
 EXPIRES_S = 120.0
 MAX_SESSIONS = 10_000
-MAX_SESSION_TOKENS = 4_000_000  # of what its calls said; the oldest are forgotten
+MAX_SESSION_TOKENS = 4_000_000  # of what its calls said; the oldest are forgotten. Four bytes each
+MAX_TOKENS = 64_000_000  # of all sessions; those that were not asked for longest are forgotten
 MAX_CALLS = 4096  # of a session whose outputs are kept
 
 Output = RequestOutput | ScoreOutput
@@ -28,9 +30,13 @@ class RunningCall:
     """A call, its outputs so far, and whoever follows it."""
 
     def __init__(
-        self, outputs: AsyncGenerator[Output, None], finished: Callable[[list[Output]], None], prompt: tuple[int, ...]
+        self,
+        outputs: AsyncGenerator[Output, None],
+        finished: Callable[[tuple[int, ...]], None],
+        prompt: tuple[int, ...],
     ) -> None:
-        self.prompt = prompt
+        """`finished` is told what the call read and wrote."""
+        self._prompt = prompt  # until it is over: the outputs of many long calls are kept
         self._outputs: list[Output] = []
         self._error: SgliteError | Exception | None = None
         self._over = False
@@ -39,7 +45,8 @@ class RunningCall:
         self._task = asyncio.ensure_future(self._run(outputs))
 
     async def follow(self, after: int) -> AsyncGenerator[Output, None]:
-        """All outputs behind the first `after`, as they come. Raises what ended the call."""
+        """All outputs behind the first `after`, as they come, without the ids of the prompt that was sent. Raises what
+        ended the call."""
         at = after
         while True:
             while at < len(self._outputs):
@@ -62,16 +69,25 @@ class RunningCall:
         return self._over
 
     async def _run(self, outputs: AsyncGenerator[Output, None]) -> None:
+        used: tuple[int, ...] = ()
+        written: list[int] = []
         try:
             async for output in outputs:
+                if isinstance(output, RequestOutput):
+                    if output.index == 0:
+                        used = used or output.prompt_token_ids
+                        written += output.token_ids
+                    output = without_prompt(output, self._prompt)
                 self._outputs.append(output)
                 self._changed.set()
-            self._finished(self._outputs)
+            if self._outputs:
+                self._finished((*(used or self._prompt), *written))
         except Exception as error:  # noqa: BLE001 - raised again by whoever follows
             self._error = error
         finally:
             await outputs.aclose()
             self._over = True
+            self._prompt = ()
             self._changed.set()
 
 
@@ -80,17 +96,35 @@ class ProgramSession:
     """One program. `engine_id`: as the engine knows it."""
 
     engine_id: str
-    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what each call read and wrote, by request id
+    tokens: dict[str, array[int]] = field(default_factory=dict)  # what each call read and wrote, by request id
     calls: dict[str, RunningCall] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)  # requests whose rows the engine keeps
+    num_tokens: int = 0
     followers: int = 0
     touched: float = field(default_factory=time.monotonic)
 
-    def keep(self, request_id: str, ids: tuple[int, ...]) -> None:
-        self.tokens[request_id] = ids
-        total = sum(map(len, self.tokens.values()))
-        while total > MAX_SESSION_TOKENS and len(self.tokens) > 1:
-            total -= len(self.tokens.pop(next(iter(self.tokens))))
+    @property
+    def busy(self) -> bool:
+        """Somebody reads it, or it has a call that runs."""
+        return bool(self.followers) or not all(call.over for call in self.calls.values())
+
+    def keep(self, request_id: str, ids: tuple[int, ...]) -> int:
+        """Returns how many tokens more are known."""
+        change = len(ids) - len(self.tokens.pop(request_id, ()))
+        self.tokens[request_id] = array("i", ids)
+        self.num_tokens += change
+        while self.num_tokens > MAX_SESSION_TOKENS and len(self.tokens) > 1:
+            change -= self._forget(next(iter(self.tokens)))
+        return change
+
+    def forget_tokens(self) -> int:
+        """Its next call has to send its whole prompt. Returns how many they were."""
+        return sum(self._forget(request_id) for request_id in list(self.tokens))
+
+    def _forget(self, request_id: str) -> int:
+        size = len(self.tokens.pop(request_id))
+        self.num_tokens -= size
+        return size
 
     def prompt(self, base: str | None, keep: int, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The whole prompt of a call. Raises InvalidRequest for a base that is not known here (any more)."""
@@ -115,7 +149,8 @@ class ProgramSessions:
 
     def __init__(self, *, expires_s: float = EXPIRES_S) -> None:
         self.expires_s = expires_s
-        self._sessions: dict[str, ProgramSession] = {}
+        self._sessions: dict[str, ProgramSession] = {}  # those that were asked for last come last
+        self._num_tokens = 0
         self._sweeping = False
 
     def __len__(self) -> int:
@@ -123,16 +158,36 @@ class ProgramSessions:
 
     def session(self, engine_id: str, end: Callable[[ProgramSession], None]) -> ProgramSession:
         """The session of that program, a new one at its first call. `end` is called with one that expires."""
-        found = self._sessions.get(engine_id)
+        found = self._sessions.pop(engine_id, None)
         if found is None:
             if len(self._sessions) >= MAX_SESSIONS:
-                raise Overloaded("too many programs run on this server at once; try again later")
-            found = self._sessions[engine_id] = ProgramSession(engine_id)
+                self._make_room(end)
+            found = ProgramSession(engine_id)
             if not self._sweeping:
                 self._sweeping = True
                 self._sweep_later(end)
+        self._sessions[engine_id] = found
         found.touched = time.monotonic()
         return found
+
+    def _make_room(self, end: Callable[[ProgramSession], None]) -> None:
+        """A program that comes back after its session is over sends its prompts whole. Raises Overloaded."""
+        oldest = next((session for session in self._sessions.values() if not session.busy), None)
+        if oldest is None:
+            raise Overloaded("too many programs run on this server at once; try again later")
+        self.drop(oldest.engine_id)
+        end(oldest)
+
+    def keep(self, session: ProgramSession, request_id: str, ids: tuple[int, ...]) -> None:
+        """What a call of the session read and wrote."""
+        if self._sessions.get(session.engine_id) is not session:
+            return
+        self._num_tokens += session.keep(request_id, ids)
+        for other in self._sessions.values():
+            if self._num_tokens <= MAX_TOKENS:
+                break
+            if other is not session:
+                self._num_tokens -= other.forget_tokens()
 
     def find(self, engine_id: str) -> ProgramSession | None:
         return self._sessions.get(engine_id)
@@ -141,6 +196,7 @@ class ProgramSessions:
         """It is over: its calls are aborted."""
         session = self._sessions.pop(engine_id, None)
         if session is not None:
+            self._num_tokens -= session.num_tokens
             for call in session.calls.values():
                 call.cancel()
         return session

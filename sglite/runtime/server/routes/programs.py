@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from sglite.errors import InvalidRequest
-from sglite.protocol import GenerateRequest, ProgramCall, ProgramRef, RequestOutput, ScoreRequest, without_prompt
+from sglite.protocol import GenerateRequest, ProgramCall, ProgramRef, ScoreRequest
 from sglite.runtime.server import convert
 from sglite.runtime.server.deps import CallDep, ServiceDep, TenantDep
 from sglite.runtime.server.service import Call, Service
@@ -90,7 +90,7 @@ async def _events(session: ProgramSession, running: RunningCall, after: int) -> 
     try:
         async with aclosing(running.follow(after)) as outputs:
             async for output in outputs:
-                yield event(without_prompt(output, running.prompt) if isinstance(output, RequestOutput) else output)
+                yield event(output)
         yield DONE
     finally:
         session.followers -= 1
@@ -115,13 +115,8 @@ def _running(service: Service, session: ProgramSession, wanted: ProgramCall, cal
     if source.hold:
         session.held.add(own)
 
-    def finished(outputs: list[Output]) -> None:
-        first = [o for o in outputs if isinstance(o, RequestOutput) and o.index == 0]
-        if isinstance(source, ScoreRequest):
-            session.keep(rid, whole)
-        elif first:
-            used = first[0].prompt_token_ids or whole
-            session.keep(rid, (*used, *(token for output in first for token in output.token_ids)))
+    def finished(ids: tuple[int, ...]) -> None:
+        service.program_sessions.keep(session, rid, ids)
 
     running = session.calls[rid] = RunningCall(outputs, finished, whole)
     session.forget_calls()
