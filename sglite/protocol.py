@@ -509,6 +509,8 @@ def _spoken(node: GraphNode) -> str:
 def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
     """The whole of one completion from the pieces of its stream (same request_id and index, in order)."""
     first, last = outputs[0], outputs[-1]
+    if first is last:
+        return first
     return msgspec.structs.replace(
         last,
         text="".join(o.text for o in outputs),

@@ -26,7 +26,7 @@ from sglite.lang.branch import Branch
 from sglite.lang.client import takes_followers
 from sglite.lang.items import Fork, Snapshot
 from sglite.lang.lower import Following, following_generation, following_score, resolved
-from sglite.lang.nodes import Gen, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from sglite.lang.nodes import Gen, GenParams, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
 from sglite.lang.session import Session
 from sglite.lang.transcript import Prompt, TokenTranscript
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
@@ -89,9 +89,9 @@ async def _collected(client: Any, request: GenerateRequest) -> list[RequestOutpu
         return [output async for output in outputs]
 
 
-def may_lead(session: Session, gen: Gen) -> bool:
-    """Its followers may be sent while it runs. A stream shows each piece as it comes, so it waits for each call."""
-    params, _ = resolved(gen.params, session.defaults)
+def may_lead(session: Session, params: GenParams) -> bool:
+    """The followers of such a generation may be sent while it runs. A stream shows each piece as it comes, so it waits
+    for each call."""
     return (
         session.segments is not None
         and not session.stream
@@ -156,12 +156,12 @@ class _Walk:
         call = Following(self.leader.request_id, place, branch.outlook_at(place, node.name, queued), siblings)
         options: Options = ()
         if isinstance(node, Gen):
-            _, sampling = resolved(node.params, session.defaults)
+            params, sampling = resolved(node.params, session.defaults)
             if sampling.n > 1:
                 return
             prompt = _behind(self.transcript.prompt())
             request: Request = following_generation(
-                session, call, node, prompt, sampling, leads=may_lead(session, node)
+                session, call, node, prompt, sampling, leads=may_lead(session, params)
             )
             answer: Answer = _collected(session.client, request)
         else:

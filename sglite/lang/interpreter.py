@@ -135,7 +135,7 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     params, sampling = resolved(gen.params, session.defaults)
     prompt = branch.transcript.prompt()
     early, given_up = _sent_early(branch, prompt)
-    leads = may_lead(session, gen)
+    leads = may_lead(session, params)
     if early is not None:
         request = cast("GenerateRequest", early.request)
     else:
@@ -161,7 +161,8 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     if params.max_tokens == 0:
         outputs = [msgspec.structs.replace(output, text="", token_ids=()) for output in outputs]
     first = outputs[0]
-    branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids)
+    cut = isinstance(first.matched_stop, str)
+    branch.transcript.generated(first.token_ids, first.text, prompt, first.prompt_token_ids, cut=cut)
     used = first.prompt_token_ids
     branch.leader = (*used, *first.token_ids) if used else ()
     if request.hold:

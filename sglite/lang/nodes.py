@@ -8,8 +8,11 @@ Nodes and text are put together with `+`:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from sglite.errors import ProgramSyntaxError
@@ -82,6 +85,13 @@ class GenParams:
 
     def sampling_params(self) -> SamplingParams:
         """Raises InvalidRequest for values that cannot work."""
+        if self.stop is self.stop_token_ids is self.stop_regex is self.logit_bias is None:
+            values = _scalars(self)
+            with contextlib.suppress(TypeError):  # what has no hash is no number either, and is refused below
+                return _made_before(tuple(map(type, values)), values)
+        return self.made()
+
+    def made(self) -> SamplingParams:
         wants_logprobs = bool(self.return_logprob) or self.top_logprobs_num is not None
         wants_prompt = wants_logprobs and self.logprob_start_len is not None and self.logprob_start_len >= 0
         peek = self.max_tokens == 0 and wants_logprobs  # no text, but the distribution of what would come
@@ -105,6 +115,17 @@ class GenParams:
             prompt_logprobs=(self.top_logprobs_num or 0) if wants_prompt else None,
             n=self.n or 1,
         )
+
+
+_SCALARS = tuple(f.name for f in fields(GenParams) if "tuple" not in str(f.type))
+_scalars = attrgetter(*_SCALARS)
+
+
+@lru_cache(maxsize=256)
+def _made_before(types: tuple[type, ...], values: tuple[Any, ...]) -> SamplingParams:
+    """Programs make the same generations in each run: what was checked once is not checked again. By type too: 1.0 is
+    refused where 1 is not."""
+    return GenParams(**dict(zip(_SCALARS, values, strict=True))).made()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

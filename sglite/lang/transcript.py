@@ -60,9 +60,12 @@ class Transcript(Protocol):
         """The prompt and each option's continuation of it, for scoring."""
         ...
 
-    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+    def generated(
+        self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int], *, cut: bool = True
+    ) -> None:
         """The answer to prompt `sent`, whose pieces are shown already. `used`: the prompt's ids as the engine says
-        it took them (() where it does not say)."""
+        it took them (() where it does not say). `cut`: its text may be less than its ids say, since a stop text ended
+        it."""
         ...
 
     def holds(self, ids: Sequence[int]) -> bool:
@@ -86,6 +89,7 @@ class Segments:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
         self._settled: OrderedDict[tuple[bool, str], tuple[tuple[int, ...], str]] = OrderedDict()
+        self._short: OrderedDict[tuple[bool, str], list[int]] = OrderedDict()
         self._heads: OrderedDict[tuple[bool, str], list[int]] = OrderedDict()  # (first, text) -> ids
         self._texts: deque[tuple[bool, str, list[int]]] = deque(maxlen=_MAX_TEXTS)  # long ones, the last to come
         self._anchor = tokenizer.encode("\n")
@@ -119,6 +123,16 @@ class Segments:
         ids = self.tokenizer.encode("\n" + text, parse_special=parse_special)
         kept = ids[: len(self._anchor)] == self._anchor
         return ids[len(self._anchor) :] if kept else self.tokenizer.encode(text, parse_special=parse_special)
+
+    def encode_short(self, text: str, *, first: bool) -> list[int]:
+        """As `encode`, for text that stands between calls: it is the same in every run, and in every fork."""
+        key = (first, text)
+        found = self._short.get(key)
+        if found is None:
+            found = self._short[key] = self.encode(text, first=first)
+            if len(self._short) > _MAX_SEGMENTS:
+                self._short.popitem(last=False)
+        return found
 
     def settle(self, text: str, *, first: bool) -> tuple[tuple[int, ...], str]:
         """(ids of all that no later text can change, the rest)."""
@@ -237,10 +251,16 @@ class TokenTranscript:
         prompt = Prompt((*self._ids, *tail[:shared]))
         return prompt, tuple(tuple(ids[shared:]) for ids in encoded)
 
-    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+    def generated(
+        self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int], *, cut: bool = True
+    ) -> None:
         assert isinstance(sent.content, tuple)
         tokenizer = self._segments.tokenizer
         ends = self._segments.ends
+        if used and not cut and ends.isdisjoint(token_ids):  # nothing is hidden: the text is that of the ids
+            before = sent.content if not sent.heal or len(used) == len(sent.content) else sent.content[:-1]
+            self._ids, self._waiting, self._heal = [*before, *token_ids], "", False
+            return
         ids = list(token_ids)
         while ids and ids[-1] in ends:
             ids.pop()
@@ -286,7 +306,7 @@ class TokenTranscript:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._ids += self._segments.encode(self._waiting, first=not self._ids)
+            self._ids += self._segments.encode_short(self._waiting, first=not self._ids)
             self._waiting = ""
 
     def _start_token(self) -> int:
@@ -356,7 +376,9 @@ class TextTranscript:
     def options(self, texts: Sequence[str]) -> tuple[Prompt, tuple[tuple[int, ...], ...]]:
         raise InvalidRequest("this backend cannot score options: it has no tokenizer")
 
-    def generated(self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int]) -> None:
+    def generated(
+        self, token_ids: Sequence[int], text: str, sent: Prompt, used: Sequence[int], *, cut: bool = True
+    ) -> None:
         """The text is in `pieces` already."""
 
     def holds(self, ids: Sequence[int]) -> bool:

@@ -913,3 +913,12 @@ class SpellingTokenizer:
                 return super().decode(token_ids)
 
         return Spelling()
+
+
+def test_a_value_of_the_wrong_type_is_refused_however_often_the_right_one_was_taken() -> None:
+    for _ in range(2):
+        sgl.gen("x", max_tokens=1, ignore_eos=True)
+        with pytest.raises(InvalidRequest, match="max_tokens"):
+            sgl.gen("x", max_tokens=True)
+        with pytest.raises(InvalidRequest, match="temperature"):
+            sgl.gen("x", temperature=[1])  # type: ignore[arg-type]

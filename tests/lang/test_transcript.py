@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tokenizers
@@ -236,3 +237,21 @@ def test_marks_and_rewinding() -> None:
     transcript.rewind(mark)
     assert "".join(transcript.pieces) == "The quick brown fox"
     assert transcript.prompt().content == before
+
+
+@pytest.mark.parametrize("heal", [True, False])
+def test_an_answer_that_hides_nothing_is_its_ids_however_it_is_read(heal: bool) -> None:
+    segments = Segments(ByteTokenizer())
+
+    def after(**options: Any) -> tuple[object, ...]:
+        transcript = TokenTranscript(segments)
+        transcript.append("Q: x", template=not heal)
+        sent = transcript.prompt()
+        assert isinstance(sent.content, tuple)
+        used = sent.content[:-1] if heal else sent.content
+        text, ids = (" yes", b"x yes") if heal else (" yes", b" yes")
+        transcript.generated(tuple(ids), text, sent, used, **options)
+        transcript.append(" and")
+        return transcript.prompt().content, transcript.prompt().heal
+
+    assert after(cut=False) == after(cut=True) == after()

@@ -78,6 +78,8 @@ def _plain(value: T, *, skip: tuple[str, ...] = (), prefix: str = "") -> T:
         if name in skip:
             continue
         given = made = getattr(value, name)
+        if given is None and NoneType in exact:
+            continue
         if type(given) not in exact:
             try:
                 made = msgspec.convert(_as_plain_int(given), kind)
