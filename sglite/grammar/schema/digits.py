@@ -190,11 +190,13 @@ def _smallest(found: Automaton) -> Automaton:
     count = 0
     while True:
         rows = np.column_stack((classes[:size], classes[targets]))
-        _, labels = np.unique(rows, axis=0, return_inverse=True)
-        classes = np.append(labels.reshape(-1), size)
-        if labels.max() + 1 == count:
+        data, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+        labels: dict[bytes, int] = {}
+        found_now = [labels.setdefault(data[at : at + width], len(labels)) for at in range(0, len(data), width)]
+        classes = np.array([*found_now, size], np.int64)
+        if len(labels) == count:
             break
-        count = int(labels.max()) + 1
+        count = len(labels)
     place: dict[int, int] = {}
     for state in range(size):
         place.setdefault(int(classes[state]), len(place))

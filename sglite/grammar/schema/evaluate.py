@@ -6,11 +6,11 @@ reference that the tests hold the grammar against. Patterns are ECMA's, numbers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 from jsonschema import FormatChecker
 
 from sglite.grammar.schema.document import Document, Draft, Node
@@ -21,12 +21,11 @@ from sglite.grammar.schema.values import Json, identity, is_integral, is_number,
 _CHECKER = FormatChecker()
 
 
-@dataclass
-class _Evaluated:
+class _Evaluated(msgspec.Struct):
     """What of one object or array some keyword has looked at (for unevaluated*)."""
 
-    keys: set[str] = field(default_factory=set)
-    items: set[int] = field(default_factory=set)
+    keys: set[str] = set()  # its own, as the next
+    items: set[int] = set()
 
     def add(self, other: _Evaluated) -> None:
         self.keys |= other.keys

@@ -133,7 +133,7 @@ class Languages:
         breaks: set[int] = set()
         for part in parts:
             if part.positive not in self._known:
-                breaks |= _breaks(part.tree)
+                breaks |= _breaks(part.tree) if part.words is None else _breaks_of_words(part.words)
         if not breaks.issubset(self._breaks):
             self._breaks = sorted(breaks.union(self._breaks))
             if len(self._breaks) >= _SYMBOLS - _ASCII:
@@ -144,9 +144,13 @@ class Languages:
     def _regex(self, part: Expression) -> Regex:
         found = self._known.get(part.positive)
         if found is None:
-            assert part.tree is not None  # `_take` has seen it
             sets: set[int] = set()
-            found = self._known[part.positive] = self._made(part.tree, sets)
+            if part.words is not None:
+                found = self._of_words(part.words, sets)
+            else:
+                assert part.tree is not None  # `_take` has seen it
+                found = self._made(part.tree, sets)
+            self._known[part.positive] = found
             self._sets[part.positive] = frozenset(sets)
         return found
 
@@ -166,6 +170,13 @@ class Languages:
             case Repeat(body, least, most):
                 return self._regexes.repeat(self._made(body, sets), least, most)
         raise _NotKnown
+
+    def _of_words(self, words: Iterable[str], sets: set[int]) -> Regex:
+        """The same as of the tree of the words."""
+        members = {char: self._members(Chars(((ord(char), ord(char)),))) for char in set().union(*words)}
+        sets.update(members.values())
+        chars = {char: self._regexes.bytes_of(member) for char, member in members.items()}
+        return self._regexes.union([self._regexes.sequence([chars[char] for char in word]) for word in words])
 
     def _members(self, chars: Chars) -> int:
         members = 0
@@ -204,6 +215,13 @@ def _representatives(symbols: int, sets: Iterable[int]) -> list[int]:
     for members in sets:
         classes = [part for c in classes for part in (c & members, c & ~members) if part]
     return [(c & -c).bit_length() - 1 for c in classes]
+
+
+def _breaks_of_words(words: tuple[str, ...]) -> set[int]:
+    if 1 + len(words) + sum(map(len, words)) > _MOST_PARTS:
+        raise _NotKnown
+    codes = [ord(char) for char in set().union(*words)]
+    return {at for code in codes for at in (code, code + 1) if _ASCII < at <= MAX_CODE_POINT} | set(_SURROGATES)
 
 
 def _breaks(tree: Pattern | None) -> set[int]:

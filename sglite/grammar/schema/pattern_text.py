@@ -61,6 +61,11 @@ class Expression(str):
             return Alt(tuple([Cat(tuple([Chars(((ord(c), ord(c)),)) for c in word])) for word in self._strings]))
         return self._strings
 
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        """The tree's strings, where they are known one by one."""
+        return self._strings if isinstance(self._strings, tuple) else None
+
     def __invert__(self) -> Expression:
         """All other strings."""
         made = Expression(f"~{self}", self._strings)
