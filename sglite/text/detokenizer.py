@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from sglite.text.types import TextTokenizer
 
@@ -18,7 +18,7 @@ class Detokenizer:
     One object per completion; `copy` for a completion that branches.
     """
 
-    __slots__ = ("_pending", "_skip_special", "_special", "_token_bytes", "_tokenizer")
+    __slots__ = ("_joined_bytes", "_pending", "_skip_special", "_special", "_token_bytes", "_tokenizer")
 
     def __init__(
         self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
@@ -26,14 +26,17 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._token_bytes = tokenizer.token_bytes
+        self._joined_bytes: Callable[[Sequence[int]], bytes] | None = getattr(tokenizer, "joined_bytes", None)
         self._special = tokenizer.special_ids if not skip_special_tokens else frozenset[int]()
         tail = b"".join(self._bytes_of(i) for i in context[-_MAX_PENDING - 1 :])
         self._pending = _incomplete_end(tail)
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these ids complete; may be empty."""
         if self._special:
             data = b"".join([self._pending, *map(self._bytes_of, token_ids)])
+        elif self._joined_bytes is not None and len(token_ids) > 1:
+            data = self._pending + self._joined_bytes(token_ids)
         else:
             data = b"".join([self._pending, *map(self._token_bytes, token_ids)])
         text, used = codecs.utf_8_decode(data, "replace", False)

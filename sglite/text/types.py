@@ -25,6 +25,8 @@ class TextTokenizer(Protocol):
         """The bytes that this token adds to the text; b"" for special tokens and unused ids."""
         ...
 
+    # May also have `joined_bytes(token_ids: Sequence[int]) -> bytes`: those of all, in less time than one by one.
+
     @property
     def has_chat_template(self) -> bool: ...
 

@@ -110,3 +110,13 @@ def test_half_a_character_is_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="lone surrogate at character 1") as caught:
         byte_level.encode("a\ud800b")
     assert caught.value.param == "prompt"
+
+
+def test_bytes_of_many_are_those_of_each(byte_level: Tokenizer) -> None:
+    tokenizer = byte_level
+    ids = [*tokenizer.encode("many of them, 你好"), tokenizer.vocab_size + 3, tokenizer.stop_token_ids[0]]
+    for part in (ids, ids[:-2], ids[:1], []):
+        for _ in range(2):  # before and after each is known
+            assert tokenizer.joined_bytes(part) == b"".join(map(tokenizer.token_bytes, part))
+    with pytest.raises(InvalidRequest):
+        tokenizer.joined_bytes([ids[0], -1])
