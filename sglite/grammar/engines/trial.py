@@ -46,7 +46,7 @@ def with_half_the_fuel(limits: llguidance.LLParserLimits) -> llguidance.LLParser
 def trials(lark: str) -> Iterator[str]:
     """Grammars of the terminals that are to be tried, of a grammar that our front end wrote: together those that may
     begin at one place."""
-    if " & " not in lark:
+    if " & " not in lark or not _may_be_entangled(lark):
         return
     definitions = {
         name: text for line in lark.split("\n") if (name := _terminal(line)) and (text := line[len(name) + 2 :])
@@ -79,6 +79,16 @@ def trials(lark: str) -> Iterator[str]:
             stack += _parts(name, definitions)
         lines = [f"start: {' | '.join(group)}", *(f"{name}: {definitions[name]}" for name in needed)]
         yield "\n".join(lines) + "\n"
+
+
+def _may_be_entangled(lark: str) -> bool:
+    """A first look at all terminals at once, which tells that of most grammars: at most two lists of operands meet in
+    one terminal."""
+    lines = [line for line in lark.split("\n") if " & " in line or "{" in line or UNIT in line]
+    operands = 2 * max([line.count(" & ") for line in lines])
+    texts = sum([line.count(UNIT) for line in lines])
+    counts = [int(most or least) for line in lines for least, most in _COUNT.findall(line)]
+    return operands >= _MANY_OPERANDS or texts >= _MANY_TEXTS or math.prod(max(n, 1) for n in counts) >= _LONG_EXCLUDING
 
 
 class _Size(NamedTuple):

@@ -123,8 +123,17 @@ class Grammar:
         parts = sum(1 + len(body.alternatives) for body in self._rules)
         if parts > MAX_SYMBOLS:
             raise GrammarTooLarge(f"the schema needs {parts} grammar rules and alternatives, more than {MAX_SYMBOLS}")
-        often = {expression for expression, count in self._mentions.items() if count >= OFTEN}
-        return _Writer(self._rules, self._uses, productive, often).write(start)
+        return _Writer(self._rules, self._uses, productive, self._often()).write(start)
+
+    def _often(self) -> set[str]:
+        """Terminals that are mentioned often: by themselves, or as all of a rule that is."""
+        found = {expression for expression, count in self._mentions.items() if count >= OFTEN}
+        for body, uses in zip(self._rules, self._uses, strict=True):
+            if uses >= OFTEN and len(body.alternatives) == 1 and len(body.alternatives[0].symbols) == 1:
+                symbol = body.alternatives[0].symbols[0]
+                if type(symbol) is Terminal:
+                    found.add(symbol.expression)
+        return found
 
     def _productive(self) -> list[bool]:
         """By counting down, per alternative, the needed rules that are not known to derive something. Nearly all are
