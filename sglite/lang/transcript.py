@@ -208,6 +208,7 @@ class TokenTranscript:
         self._segments = segments
         self._ids: list[int] = []
         self._waiting = ""
+        self._tried = 0  # leading characters of it that could not be settled: it is tried again at twice as many
         self._heal = False  # the end is author's text
 
     @classmethod
@@ -226,9 +227,10 @@ class TokenTranscript:
             self._ids += self._segments.encode(text, first=not self._ids, parse_special=False)
         else:
             self._waiting += text
-            if len(self._waiting) >= SETTLE_CHARS:
+            if len(self._waiting) >= max(SETTLE_CHARS, 2 * self._tried):
                 settled, self._waiting = self._segments.settle(self._waiting, first=not self._ids)
                 self._ids += settled
+                self._tried = len(self._waiting)
         self._heal = not template
 
     def prompt(self) -> Prompt:
@@ -259,7 +261,7 @@ class TokenTranscript:
         ends = self._segments.ends
         if used and not cut and ends.isdisjoint(token_ids):  # nothing is hidden: the text is that of the ids
             before = sent.content if not sent.heal or len(used) == len(sent.content) else sent.content[:-1]
-            self._ids, self._waiting, self._heal = [*before, *token_ids], "", False
+            self._ids, self._waiting, self._tried, self._heal = [*before, *token_ids], "", 0, False
             return
         ids = list(token_ids)
         while ids and ids[-1] in ends:
@@ -274,7 +276,7 @@ class TokenTranscript:
             readings = [whole, healed]
         best = max((_reading(tokenizer, ids, text, *reading) for reading in readings), key=lambda r: r.fits)
         self._ids = best.ids
-        self._waiting = best.rest
+        self._waiting, self._tried = best.rest, 0
         self._heal = bool(best.rest)
 
     def holds(self, ids: Sequence[int]) -> bool:
@@ -285,6 +287,7 @@ class TokenTranscript:
         if self._waiting:
             settled, self._waiting = self._segments.settle(self._waiting, first=not self._ids)
             self._ids += settled
+            self._tried = len(self._waiting)
         return tuple(self._ids)
 
     def mark(self) -> Mark:
@@ -293,21 +296,21 @@ class TokenTranscript:
     def rewind(self, mark: Mark) -> None:
         del self._ids[mark.ids :]
         del self.pieces[mark.pieces :]
-        self._waiting = mark.waiting
+        self._waiting, self._tried = mark.waiting, 0
         self._heal = False
 
     def fork(self) -> TokenTranscript:
         made = TokenTranscript(self._segments)
         made.pieces = list(self.pieces)
         made._ids = list(self._ids)
-        made._waiting = self._waiting
+        made._waiting, made._tried = self._waiting, self._tried
         made._heal = self._heal
         return made
 
     def _flush(self) -> None:
         if self._waiting:
             self._ids += self._segments.encode_short(self._waiting, first=not self._ids)
-            self._waiting = ""
+            self._waiting, self._tried = "", 0
 
     def _start_token(self) -> int:
         bos = self._segments.tokenizer.bos_token_id

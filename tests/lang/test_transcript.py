@@ -255,3 +255,20 @@ def test_an_answer_that_hides_nothing_is_its_ids_however_it_is_read(heal: bool) 
         return transcript.prompt().content, transcript.prompt().heal
 
     assert after(cut=False) == after(cut=True) == after()
+
+
+@pytest.mark.parametrize("piece", ["12,", "日本", "\n", " ", "x=1;\n"])
+def test_many_short_pieces_that_nothing_separates_are_tokenised_a_few_times_in_all(
+    piece: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    encode = Segments.encode
+
+    def counted(self: Segments, text: str, **options: bool) -> list[int]:
+        read.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Segments, "encode", counted)
+    pieces = [piece] * 1000
+    assert ids_of(byte_level(), pieces) == tuple(byte_level().encode("".join(pieces)))
+    assert sum(read) < 5 * len(piece) * len(pieces)
