@@ -409,11 +409,33 @@ def _without_copies(cases: list[Case]) -> list[Case]:
     """One of the cases that are equal; alone the case that says nothing, where there is one."""
     if len(cases) < 2:
         return cases
-    found: dict[str, Case] = {}
+    alike: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        plain = case.copy()
-        plain.done = frozenset()
-        if plain == _BARE:
+        look = _look(case)
+        if look == _BARE_LOOK and _plain(case) == _BARE:
             return [case]
-        found.setdefault(repr(plain), case)
+        alike.setdefault(look, []).append(case)
+    if len(alike) == len(cases):
+        return cases
+    found: dict[tuple[tuple[object, ...], str], Case] = {}
+    for case in cases:
+        look = _look(case)
+        found.setdefault((look, repr(_plain(case)) if len(alike[look]) > 1 else ""), case)
     return list(found.values())
+
+
+def _plain(case: Case) -> Case:
+    """What it says, whoever said it."""
+    twin = case.copy()
+    twin.done = frozenset()
+    return twin
+
+
+def _look(case: Case) -> tuple[object, ...]:
+    """The same for cases that are equal, and of others mostly another."""
+    keys = tuple([(rule.rank, *rule.named, *rule.named.values(), rule.patterns, rule.rest) for rule in case.keys])
+    values = None if case.values is None else len(case.values)
+    return case.types, values, keys, *case.required, case.min_length, case.max_length, case.texts, case.items
+
+
+_BARE_LOOK = _look(_BARE)

@@ -240,7 +240,8 @@ def _breaks(tree: Pattern | None) -> set[int]:
                 if properties:
                     raise _NotKnown
                 for low, high in ranges:
-                    found.update(code for code in (low, high + 1) if _ASCII < code <= MAX_CODE_POINT)
+                    if high >= _ASCII:
+                        found.update(code for code in (low, high + 1) if _ASCII < code <= MAX_CODE_POINT)
             case Cat(inner) | Alt(inner):
                 stack.extend(inner)
             case Repeat(body):

@@ -7,7 +7,7 @@ equal, true is not 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from decimal import Context, Decimal
 from json.encoder import encode_basestring
 from typing import Any
@@ -16,6 +16,7 @@ from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.schema.types import SchemaLimits
 
 Json = Any
+_NOT_COUNTED = ('\\":', '" ', '"\t', '"\n', '"\r')  # with none of these, each quote before a colon ends a key
 _EXACT = Context(prec=10_000)  # the default rounds to 28 digits
 
 
@@ -23,13 +24,20 @@ def parse_schema_text(source: str, limits: SchemaLimits) -> Json:
     """The value of a schema's text. Raises InvalidGrammar or GrammarTooLarge."""
     if len(source) > limits.max_bytes:
         raise GrammarTooLarge(f"the schema has {len(source)} characters, more than {limits.max_bytes}")
-    value = parse_json(source, max_digits=limits.max_number_digits)  # deep nesting ends in a RecursionError
-    _check_size(value, limits)
+    value = _parse(source, limits.max_number_digits, None)  # deep nesting ends in a RecursionError
+    num_keys = _check_size(value, limits)
+    if any(each in source for each in _NOT_COUNTED) or source.count('":') != num_keys:
+        value = parse_json(source, max_digits=limits.max_number_digits)  # surely sees a key that stands twice
     return value
 
 
 def parse_json(text: str, *, max_digits: int = 4000) -> Json:
     """Strict JSON: no NaN, no key twice, no number that would be dear to compute with."""
+    return _parse(text, max_digits, _unique_keys)
+
+
+def _parse(text: str, max_digits: int, make: Callable[[list[tuple[str, Json]]], Json] | None) -> Json:
+    """`make`: an object's value of its members; None: a dict, where the last of equal keys wins."""
 
     def integer(digits: str) -> int:
         if len(digits) > max_digits:
@@ -45,7 +53,7 @@ def parse_json(text: str, *, max_digits: int = 4000) -> Json:
 
     try:
         return json.loads(
-            text, object_pairs_hook=_unique_keys, parse_int=integer, parse_float=decimal, parse_constant=_no_constant
+            text, object_pairs_hook=make, parse_int=integer, parse_float=decimal, parse_constant=_no_constant
         )
     except RecursionError as error:
         raise GrammarTooLarge("the JSON text is nested too deep") from error
@@ -66,14 +74,18 @@ def _no_constant(name: str) -> Json:
     raise InvalidGrammar(f"{name} is not JSON")
 
 
-def _check_size(value: Json, limits: SchemaLimits) -> None:
-    """Level by level: how deep the value is nested and how many values it holds. Raises GrammarTooLarge."""
-    count, depth, level = 1, 0, [value]
+def _check_size(value: Json, limits: SchemaLimits) -> int:
+    """Level by level: how deep the value is nested and how many values it holds. Raises GrammarTooLarge.
+
+    Returns how many keys its objects have.
+    """
+    count, depth, level, num_keys = 1, 0, [value], 0
     while level:
         below: list[Json] = []
         for item in level:
             kind = type(item)
             if kind is dict:
+                num_keys += len(item)
                 below += item.values()
             elif kind is list:
                 below += item
@@ -84,6 +96,7 @@ def _check_size(value: Json, limits: SchemaLimits) -> None:
         depth += 1
         if depth > limits.max_depth + 1:
             raise GrammarTooLarge(f"the schema is nested over {limits.max_depth} deep")
+    return num_keys
 
 
 def is_number(value: Json) -> bool:

@@ -231,3 +231,32 @@ def test_where_it_is_unknown_what_was_looked_at_that_is_said(beside):
     with pytest.raises(UnsupportedSchema) as caught:
         prepare(json.dumps(schema))
     assert caught.value.pointer == "/unevaluatedProperties"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1,"a":2}',
+        '{"a":{"b":1,"b" :2}}',
+        '[{"a\\":":1,"a\\":":2}]',
+        '{"a\\\\":1,"a\\\\":2}',
+        '{"title":"\\":","\\u0061":1,"a"\n:2}',
+    ],
+)
+def test_a_key_that_stands_twice_in_a_schema_is_told_however_it_is_written(text):
+    with pytest.raises(InvalidGrammar, match="twice"):
+        prepare('{"default":' + text + "}")
+
+
+def test_references_with_escapes_in_them_lead_below_arrays_and_names_with_slashes():
+    schema = {
+        "prefixItems": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/%63"}, {"$ref": "#/prefixItems/0"}],
+        "$defs": {"a/b": {"const": 1}, "c": {"const": 2}},
+        "minItems": 3,
+        "items": False,
+        "type": "array",
+    }
+    assert accepts(schema, [1, 2, 1], [1, 2, 2]) == [True, False]
+    for wrong in ("#/$defs/d", "#/prefixItems/3", "#/prefixItems/x/y"):
+        with pytest.raises(UnsupportedSchema, match="leads nowhere"):
+            prepare(json.dumps({**schema, "items": {"$ref": wrong}}))
