@@ -170,6 +170,9 @@ class ProgramError(SgliteError):
         self.program = program
         self.step = step
         self.variable = variable
+        self.run: str | None = (
+            None  # the run that it was raised in: programs call programs, and each batch counts from 0
+        )
 
 
 def error_types() -> dict[str, type[SgliteError]]:

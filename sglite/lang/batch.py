@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from sglite.errors import ProgramError, ProgramSyntaxError
@@ -140,7 +140,7 @@ class Batch:
     def _ended(self, run: Run, future: Future[ProgramState]) -> None:
         index = run.session.index
         assert index is not None
-        error = None if future.cancelled() else future.exception()
+        error = CancelledError("the program was cancelled") if future.cancelled() else future.exception()
         with self._lock:
             self._runs.pop(index, None)
             self._done[index] = run

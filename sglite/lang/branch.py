@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 # Carried out only together with an operation that needs them: nobody sees text that nobody reads.
 _LAZY = (Text, RoleBegin, RoleEnd, ScopeBegin)
+
+LOOK_AHEAD = 128  # operations, behind the one that is carried out
 
 _BETWEEN = (*_LAZY, ScopeEnd, Snapshot)
 
@@ -260,7 +263,7 @@ class Branch:
         if isinstance(found.__cause__, RequestAborted) and self.session.error is not None:
             found = self.session.error
         made = ProgramError(found.message, program=found.program, step=found.step, variable=found.variable)
-        made.status = found.status
+        made.status, made.run = found.status, found.run
         made.__cause__ = found.__cause__
         self.seen()
         return made
@@ -379,7 +382,7 @@ class Branch:
 
     @property
     def has_queued(self) -> bool:
-        return any(not isinstance(item.node, Snapshot) for item in list(self._queue))
+        return any(not isinstance(item.node, Snapshot) for item in self.queued())
 
     @property
     def place(self) -> Place:
@@ -392,9 +395,9 @@ class Branch:
         return self.outlook_at(self.place, name, [item.node for item in self.queued()])
 
     def queued(self) -> list[Item]:
-        """What it has yet to carry out."""
+        """What it has yet to carry out, as far as one looks ahead: a program may append thousands of operations."""
         with self._lock:
-            return list(self._queue)
+            return list(itertools.islice(self._queue, LOOK_AHEAD))
 
     def outlook_at(self, place: Place, name: str | None, queued: Sequence[Node]) -> Outlook:
         """`queued`: what has been appended behind the call at that place."""

@@ -74,6 +74,10 @@ class Program:
 
         Raises ProgramSyntaxError for a function without a parameter for the state.
         """
+        if isinstance(func, Program):
+            raise ProgramSyntaxError(f"{func!r} is a program already")
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise ProgramSyntaxError(f"{_name(func)} holds a yield; a program returns, and what it appends is streamed")
         functools.update_wrapper(self, func)
         self.func = func
         self.bound = dict(bound or {})

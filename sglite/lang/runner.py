@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -76,10 +77,10 @@ class Run:
     def _here(self) -> ProgramState:
         try:
             self.state.ret_value = self._program.func(self._inside, **self._arguments)
-        except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
-            shown = self._failed(error)
-            raise shown from shown.__cause__
-        except BaseException:
+        except BaseException as error:
+            if _is_programs_own(error):
+                shown = self._failed(error)
+                raise shown from shown.__cause__
             self._stopped("the run was interrupted")
             raise
         self._returned()
@@ -101,10 +102,10 @@ class Run:
     async def _here_async(self) -> ProgramState:
         try:
             self.state.ret_value = await drive(self._program.func(self._inside, **self._arguments))
-        except Exception as error:  # noqa: BLE001 - the program's own code may raise anything; its caller gets it
-            shown = self._failed(error)
-            raise shown from shown.__cause__
-        except BaseException:
+        except BaseException as error:
+            if _is_programs_own(error):
+                shown = self._failed(error)
+                raise shown from shown.__cause__
             self._stopped("the run was interrupted")
             raise
         self._returned()
@@ -125,7 +126,7 @@ class Run:
     def cancel(self, reason: str) -> None:
         self.session.cancel(reason)
 
-    def _failed(self, error: Exception) -> ProgramError:
+    def _failed(self, error: BaseException) -> ProgramError:
         """The function raised: what it has started is stopped. Returns what to raise."""
         made = self.session.error = self.session.wrap(error, step=self.session.last_step)
         self._stopped("the program has failed")
@@ -164,6 +165,18 @@ class Run:
         if self.session.error is not None:
             raise self.session.error from self.session.error.__cause__
         return self.state
+
+
+def _is_programs_own(error: BaseException) -> bool:
+    """Its code raised it, so that it is an error of this program and of no other. Not so what ends the task or the
+    interpreter. A CancelledError may be either."""
+    if not isinstance(error, asyncio.CancelledError):
+        return isinstance(error, Exception)
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop
+        return True
+    return task is None or not task.cancelling()
 
 
 async def _end(session: Session) -> None:

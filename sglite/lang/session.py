@@ -89,7 +89,9 @@ class Session:
 
     def wrap(self, error: BaseException, *, step: int | None = None, variable: str | None = None) -> ProgramError:
         """The error with where it happened; one that says so already keeps its place."""
-        if isinstance(error, ProgramError) and error.program in (None, self.index):
+        if isinstance(error, ProgramError) and (
+            error.program is None or (error.program == self.index and error.run in (None, self.program_id))
+        ):
             error.program = self.index
             return error
         if variable is None and isinstance(error, SgliteError):
@@ -99,9 +101,9 @@ class Session:
         parts += [] if variable is None else [f"variable {variable!r}"]
         where = ", ".join(parts)
         made = ProgramError(
-            f"{where}: {type(error).__name__}: {error}", program=self.index, step=step, variable=variable
+            f"{where}: {type(error).__name__}: {_text(error)}", program=self.index, step=step, variable=variable
         )
-        made.status = getattr(error, "status", made.status)
+        made.status, made.run = getattr(error, "status", made.status), self.program_id
         made.__cause__ = error
         return made
 
@@ -146,6 +148,13 @@ class Session:
             cancelled = self.cancelled
         if cancelled is not None:
             session.cancel(cancelled)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - of somebody's exception class: the error is told all the same
+        return f"(its text cannot be told: {type(problem).__name__})"
 
 
 _running: contextvars.ContextVar[weakref.ref[Session] | None] = contextvars.ContextVar("program", default=None)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import sglite as sgl
+from sglite.errors import ProgramError, ProgramSyntaxError
 from sglite.lang import runner
+from sglite.lang.branch import LOOK_AHEAD
 from sglite.protocol import GenerateRequest, RequestOutput
 from tests.fakes.client import ScriptedClient
 
@@ -121,3 +123,104 @@ async def test_a_reader_that_leaves_a_batch_ends_its_programs_before_it_goes_on(
     await states.aclose()
     wait_until(lambda: len(cancelled) == 2)
     assert all("its reader has gone" in text for text in cancelled)
+
+
+@sgl.function
+def cancels_itself(s: Any) -> None:
+    raise asyncio.CancelledError("mine")
+
+
+@sgl.function
+async def awaits_what_is_cancelled(s: Any) -> None:
+    task = asyncio.ensure_future(asyncio.sleep(5))
+    task.cancel("mine")
+    await task
+
+
+@pytest.mark.parametrize("program", [cancels_itself, awaits_what_is_cancelled])
+def test_a_cancellation_within_a_program_is_its_own_error(program: Any) -> None:
+    states = program.run_batch([(), ()], backend=ScriptedClient(), on_error="return")
+    for state in states:
+        error = state.error()
+        assert error is not None
+        assert isinstance(error.__cause__, asyncio.CancelledError)
+    with pytest.raises(ProgramError, match="CancelledError"):
+        program.run(backend=ScriptedClient())
+
+
+async def test_a_cancelled_task_ends_its_program_and_is_cancelled() -> None:
+    client = Never()
+    for program in (asks, asks_async):
+        task = asyncio.ensure_future(program.run_async(backend=client))
+        while not client.running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while client.running:
+            await asyncio.sleep(0.001)
+
+
+def test_an_error_of_a_batch_in_a_batch_says_both_places() -> None:
+    @sgl.function
+    def inner(s: Any, i: int) -> None:
+        assert i != 1, "not this one"
+
+    @sgl.function
+    def outer(s: Any, i: int) -> None:
+        inner.run_batch([(0,), (1,)], backend=client)
+
+    client = ScriptedClient()
+    for i, state in enumerate(outer.run_batch([(0,), (1,), (2,)], backend=client, on_error="return")):
+        text = str(state.error())
+        assert f"program {i} (outer)" in text
+        assert "program 1 (inner)" in text
+
+
+def test_an_error_without_a_text_is_told_by_its_class() -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    @sgl.function
+    def program(s: Any) -> None:
+        raise OddError
+
+    with pytest.raises(ProgramError, match="OddError"):
+        program.run(backend=ScriptedClient())
+    state = program.run(backend=ScriptedClient(), stream=True)
+    assert "OddError" in str(state.error())
+
+
+def test_what_cannot_be_a_program_is_refused_where_it_is_made() -> None:
+    def yields(s: Any) -> Any:
+        yield 1
+
+    async def yields_async(s: Any) -> Any:
+        yield 1
+
+    for function in (yields, yields_async):
+        with pytest.raises(ProgramSyntaxError, match="yield"):
+            sgl.function(function)
+    with pytest.raises(ProgramSyntaxError, match="already"):
+        sgl.function(asks)
+
+
+def test_thousands_of_operations_may_be_appended_at_once() -> None:
+    looked: list[int] = []
+
+    class Looks(ScriptedClient):
+        async def stream_request(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+            assert request.program is not None
+            looked.append(request.program.remaining)
+            async for output in super().stream_request(request):
+                yield output
+
+    @sgl.function
+    def many(s: Any) -> None:
+        for i in range(500):
+            s += sgl.gen(f"g{i}", max_tokens=1)
+
+    many.run(backend=Looks())
+    assert looked[-3:] == [2, 1, 0]
+    assert max(looked) <= LOOK_AHEAD
