@@ -28,8 +28,16 @@ class Detokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._joined_bytes: Callable[[Sequence[int]], bytes] | None = getattr(tokenizer, "joined_bytes", None)
         self._special = tokenizer.special_ids if not skip_special_tokens else frozenset[int]()
-        tail = b"".join(self._bytes_of(i) for i in context[-_MAX_PENDING - 1 :])
-        self._pending = _incomplete_end(tail)
+        self._pending = self._begun_in(context)
+
+    def _begun_in(self, context: Sequence[int]) -> bytes:
+        """The character that these ids begin and do not complete."""
+        if not context:
+            return b""
+        last = self._bytes_of(context[-1])
+        if last and last[-1] < 0x80:  # as nearly always
+            return b""
+        return _incomplete_end(b"".join(map(self._bytes_of, context[-_MAX_PENDING - 1 :])))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these ids complete; may be empty."""
