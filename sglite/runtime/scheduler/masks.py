@@ -104,8 +104,11 @@ class MaskFiller:
         self._memory.now += 1
         ends = np.cumsum(step.batch.num_logits) - 1  # place of each row's last draw
         left: Sequence[int] = range(len(step.masked))
-        if plain is not None and self._namer is not None and plain.any():
-            left = self._name_known(self._namer, step, plain, ends)
+        if self._namer is not None and not step.dropped:
+            if plain is None:
+                left = self._name_few(self._namer, step, ends)
+            elif plain.any():
+                left = self._name_known(self._namer, step, plain, ends)
         return self._fill(step, left, ends, buffer, over) if left else {}
 
     def _name_known(self, sharer: MaskSharer, step: Step, plain: BoolArray, ends: NDArray[np.int64]) -> Sequence[int]:
@@ -126,6 +129,21 @@ class MaskFiller:
         left = ~plain
         left[plain] = ~there
         return np.flatnonzero(left).tolist()
+
+    def _name_few(self, sharer: MaskSharer, step: Step, ends: NDArray[np.int64]) -> list[int]:
+        """The same, one by one."""
+        left: list[int] = []
+        for k, i in enumerate(step.masked.tolist()):
+            request = step.requests[i]
+            matcher = request.matcher
+            mask: SharedMask | None = None
+            if matcher is not None and request.plain and not (request.finished or step.batch.num_drafts[i]):
+                (mask,) = sharer.known((matcher,))
+            if mask is not None and self._memory.knows(mask):
+                step.batch.mask_slots[ends[i]] = self._rows + mask.place
+            else:
+                left.append(k)
+        return left
 
     def _fill(
         self,

@@ -287,7 +287,17 @@ class RowTable:
         missing *= new != 0
         return missing
 
-    def add_pages(self, rows: IntArray, missing: IntArray, pages: IntArray) -> PageUpdates:
+    def give_pages(self, view: RowView, missing: IntArray, pages: IntArray) -> PageUpdates:
+        """Give each row of the view the next missing[i] >= 0 of `pages`."""
+        short = missing > 0
+        if np.logical_and.reduce(short):
+            updates = self._add_pages(view.rows, missing, pages)
+        else:
+            updates = self._add_pages(view.rows[short], missing[short], pages)
+        view.numbers[:, _NUM_PAGES] += missing
+        return updates
+
+    def _add_pages(self, rows: IntArray, missing: IntArray, pages: IntArray) -> PageUpdates:
         """Give rows[i] the next missing[i] >= 1 of `pages`."""
         columns = self.num_pages[rows]
         self.num_pages[rows] = columns + missing
@@ -308,9 +318,11 @@ class RowTable:
         loads: Sequence[RowLoad],
         page_updates: PageUpdates,
         shared_prefixes: SharedPrefixes = (),
+        view: RowView | None = None,
     ) -> Step:
-        """The batch in which rows[i] (of requests[i]) computes new[i] >= 1 tokens; the table moves on by it."""
-        view = RowView(self, rows)
+        """The batch in which rows[i] (of requests[i]) computes new[i] >= 1 tokens; the table moves on by it. `view`: of
+        these rows as they are now, where there is one; not to be used afterwards."""
+        view = view or RowView(self, rows)
         numbers, reachable = view.numbers, view.reachable
         starts = view.computed.copy()
         ends = starts + new
@@ -324,7 +336,8 @@ class RowTable:
             num_drafts = view.drafts * samples
             num_logits += num_drafts
             assumed = [i for i in np.flatnonzero(num_drafts).tolist() if requests[i].assumed]
-        scored = self._score(requests, view, starts, ends, num_logits)
+        any_scored = view.any_flags & (TARGETS | COMPUTES)
+        scored = self._score(requests, view, starts, ends, num_logits) if any_scored else _Scored()
         masks = reachable < numbers[:, _MASKED_BELOW]
         if view.any_flags & MATCHER:
             masks |= (view.flags & MATCHER) != 0

@@ -61,10 +61,7 @@ class Running:
         pages = self._cache.allocate(total, now)
         if pages is None:
             return None
-        short = missing > 0
-        if np.logical_and.reduce(short):
-            return self._table.add_pages(view.rows, missing, pages)
-        return self._table.add_pages(view.rows[short], missing[short], pages)
+        return self._table.give_pages(view, missing, pages)
 
     def pages_of(self, requests: list[Request]) -> list[PageUpdates]:
         """All pages of rows that have just been loaded."""

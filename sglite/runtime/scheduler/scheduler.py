@@ -193,16 +193,17 @@ class Scheduler:
             for i in view.within_prompt():
                 if new[i]:
                     running.show_prompt(running.requests[i], int(new[i]))
-        if len(self.waiting) and not retracted:
+        admits = bool(len(self.waiting)) and not retracted
+        if admits:
             admitted = self._admission.admit(view, self._max_step_tokens - int(new.sum()), now)
             self._over += [(request, None) for request in admitted.over]
             if admitted.requests:
                 updates = joined([updates, *running.pages_of(admitted.requests)])
                 new = np.concatenate([new, np.array(admitted.new, np.int32)])
-        return self._build(new, admitted, updates)
+        return self._build(new, admitted, updates, None if admits else view)
 
-    def _build(self, new: IntArray, admitted: Admitted, updates: PageUpdates) -> Step | None:
-        """The batch of all running rows that compute something."""
+    def _build(self, new: IntArray, admitted: Admitted, updates: PageUpdates, view: RowView | None) -> Step | None:
+        """The batch of all running rows that compute something. `view`: of all of them, if there is one."""
         requests, rows = self.running.requests, self.running.rows
         if not len(new):
             return None
@@ -213,7 +214,7 @@ class Scheduler:
             if not active.any():
                 return None
             requests = [requests[i] for i in np.flatnonzero(active).tolist()]
-            rows, new = rows[active], new[active]
+            rows, new, view = rows[active], new[active], None
         self._steps += 1
         self._metrics.computed_tokens += int(np.add.reduce(new))
         return self._table.build(
@@ -224,6 +225,7 @@ class Scheduler:
             loads=admitted.loads,
             page_updates=updates,
             shared_prefixes=self._shared_prefixes(requests) if self._find_shared else (),
+            view=view,
         )
 
     def _wanted(self, view: RowView) -> IntArray:
