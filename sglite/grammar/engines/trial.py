@@ -19,7 +19,7 @@ from sglite.grammar.spelling import UNIT
 from sglite.grammar.vocab import Vocab
 
 _TRIED_TOKENS = 12  # of a walk
-_SECONDS = 0.008  # CPU time of all trials of a grammar, after which no further step is begun; a failing one takes 0.1
+_SECONDS = 0.005  # CPU time of all trials of a grammar, after which no further step is begun; a failing one takes 0.1
 _PLACES = (0.35, 0.75)  # one walk each: where, among the tokens that may come, the one that is taken stands
 _MANY_OPERANDS = 3
 _LONG_EXCLUDING = 100  # the same, where something is excluded
