@@ -219,7 +219,7 @@ class Document:
                 keyword=keyword,
             )
         uri, fragment = _split(node.base, reference)
-        if not self._is_indexed and (uri or (fragment and not fragment.startswith("/"))):
+        if not self._is_indexed and (uri not in ("", self._base) or (fragment and not fragment.startswith("/"))):
             self._index(self._root, self._base, self.draft)
             self._is_indexed = True
         resources = [r for r in (self._resource(uri), self._root if reference.startswith("#") else None) if r]

@@ -7,6 +7,7 @@ equal, true is not 1.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Hashable
 from decimal import Context, Decimal
 from json.encoder import encode_basestring
@@ -16,7 +17,8 @@ from sglite.errors import GrammarTooLarge, InvalidGrammar
 from sglite.grammar.schema.types import SchemaLimits
 
 Json = Any
-_NOT_COUNTED = ('\\":', '" ', '"\t', '"\n', '"\r')  # with none of these, each quote before a colon ends a key
+_QUOTED_BLANKS = ('" ', '"\t', '"\n', '"\r')
+_BLANK_BEFORE_COLON = re.compile(r'"[ \t\n\r]+:')
 _EXACT = Context(prec=10_000)  # the default rounds to 28 digits
 
 
@@ -26,9 +28,16 @@ def parse_schema_text(source: str, limits: SchemaLimits) -> Json:
         raise GrammarTooLarge(f"the schema has {len(source)} characters, more than {limits.max_bytes}")
     value = _parse(source, limits.max_number_digits, None)  # deep nesting ends in a RecursionError
     num_keys = _check_size(value, limits)
-    if any(each in source for each in _NOT_COUNTED) or source.count('":') != num_keys:
+    if _num_written_keys(source) != num_keys:
         value = parse_json(source, max_digits=limits.max_number_digits)  # surely sees a key that stands twice
     return value
+
+
+def _num_written_keys(text: str) -> int | None:
+    """How many keys a JSON text has, those that stand twice with them. None: not easily told."""
+    if '\\\\"' in text or (any(blank in text for blank in _QUOTED_BLANKS) and _BLANK_BEFORE_COLON.search(text)):
+        return None
+    return text.count('":') - text.count('\\":')
 
 
 def parse_json(text: str, *, max_digits: int = 4000) -> Json:
