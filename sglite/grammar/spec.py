@@ -106,7 +106,7 @@ def lark(grammar: str) -> GrammarSpec:
 def structural_tag(tag: str | Mapping[str, Any]) -> GrammarSpec:
     """`{"type": "structural_tag", "format": {...}}`."""
     source = _canonical_json(tag, "structural_tag") if isinstance(tag, str) else _dump(tag)
-    value = json.loads(source)
+    value = _parsed(source, "structural_tag")
     if not isinstance(value, dict) or not isinstance(value.get("format"), dict):
         raise InvalidGrammar('a structural tag is {"type": "structural_tag", "format": {...}}', param="structural_tag")
     return GrammarSpec(kind="structural_tag", source=source)
@@ -147,15 +147,19 @@ def _canonical_json(text: str, param: str = "schema") -> str:
     """The text without white space between its tokens; key order and the spelling of numbers and strings are kept."""
     _check_text(text, param)
     try:
-        json.loads(text, parse_constant=_no_constant)
+        return msgspec.json.format(text, indent=-1)
+    except (msgspec.DecodeError, RecursionError):  # no JSON, a lone surrogate, or deep nesting
+        _parsed(text, param)
+        return "".join(_BETWEEN_BLANKS.findall(text))
+
+
+def _parsed(text: str, param: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:
         raise GrammarTooLarge("the JSON text is nested too deeply", param=param) from error
     except ValueError as error:
         raise InvalidGrammar(f"{param} is a text but not JSON: {error}", param=param) from error
-    try:
-        return msgspec.json.format(text, indent=-1)
-    except (msgspec.DecodeError, RecursionError):  # a lone surrogate, or deep nesting
-        return "".join(_BETWEEN_BLANKS.findall(text))
 
 
 def _dump(value: Any) -> str:
