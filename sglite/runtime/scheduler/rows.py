@@ -44,6 +44,7 @@ class Flag(enum.IntFlag):
 SAMPLES, COMPUTES, MATCHER, LOGPROBS = (int(f) for f in (Flag.SAMPLES, Flag.COMPUTES, Flag.MATCHER, Flag.LOGPROBS))
 TARGETS, PLAIN, STREAMS, STOPS = (int(f) for f in (Flag.TARGETS, Flag.PLAIN, Flag.STREAMS, Flag.STOPS))
 
+_FEW = 12  # rows up to which a loop is quicker than arrays
 _NOBODY = np.empty(0, np.int32)
 _COLUMNS = 11
 _COMPUTED, _LENGTH, _IN_FLIGHT, _END, _PROMPT, _LIMIT, _NUM_PAGES, _MASKED_BELOW, _TENANT, _FLAGS, _DRAFTS = range(
@@ -200,6 +201,8 @@ class RowTable:
     def advance_by(self, rows: list[int], runs: list[tuple[int, ...]]) -> BoolArray:
         """Several known tokens for each of these rows, the first of which was sampled. Where another sample is under
         way, that is one of them: bool[rows], and it counts no more."""
+        if len(rows) < _FEW:
+            return np.array([self._advance_one_by(row, run) for row, run in zip(rows, runs, strict=True)])
         places = np.array(rows, np.int32)
         lengths = np.array([len(run) for run in runs], np.int32)
         numbers = self.numbers[places]
@@ -213,6 +216,17 @@ class RowTable:
         numbers[:, _IN_FLIGHT] = 0
         numbers[ahead, _FLAGS] &= ~PLAIN  # what is under way is to be looked at
         self.numbers[places] = numbers
+        return ahead
+
+    def _advance_one_by(self, row: int, run: tuple[int, ...]) -> bool:
+        numbers = self.numbers[row]
+        length = int(numbers[_LENGTH])
+        self.tokens[row, length : length + len(run)] = run
+        numbers[_LENGTH] = length + len(run)
+        ahead = bool(numbers[_IN_FLIGHT] > 1)
+        numbers[_IN_FLIGHT] = 0
+        if ahead:
+            numbers[_FLAGS] &= ~PLAIN
         return ahead
 
     def draft(self, request: Request, drafts: IntArray, *, assume: bool = False) -> None:
