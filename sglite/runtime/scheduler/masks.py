@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglite.grammar.matcher import BatchFiller, Bitmask, MaskAsker, MaskSharer, Matcher, SharedMask
-from sglite.runtime.batch import NO_MASK, BoolArray
+from sglite.runtime.batch import NO_MASK, BoolArray, IntArray
 from sglite.runtime.request import Request
 from sglite.runtime.scheduler.rows import Step
 
@@ -102,7 +101,7 @@ class MaskFiller:
         everything, since what they draw is dropped. `plain`: see `names`. `over`: the device waits for the masks; from
         then on rows may be late (`Step.late`). None: never."""
         self._memory.now += 1
-        ends = np.cumsum(step.batch.num_logits) - 1  # place of each row's last draw
+        ends = np.cumsum(step.batch.num_logits, dtype=np.int32) - 1  # place of each row's last draw
         left: Sequence[int] = range(len(step.masked))
         if self._namer is not None and not step.dropped:
             if plain is None:
@@ -111,7 +110,7 @@ class MaskFiller:
                 left = self._name_known(self._namer, step, plain, ends)
         return self._fill(step, left, ends, buffer, over) if left else {}
 
-    def _name_known(self, sharer: MaskSharer, step: Step, plain: BoolArray, ends: NDArray[np.int64]) -> Sequence[int]:
+    def _name_known(self, sharer: MaskSharer, step: Step, plain: BoolArray, ends: IntArray) -> Sequence[int]:
         """All rows at once whose mask is remembered. Returns the places of the others."""
         memory, requests, batch = self._memory, step.requests, step.batch
         chosen = step.masked if plain.all() else step.masked[plain]
@@ -130,7 +129,7 @@ class MaskFiller:
         left[plain] = ~there
         return np.flatnonzero(left).tolist()
 
-    def _name_few(self, sharer: MaskSharer, step: Step, ends: NDArray[np.int64]) -> list[int]:
+    def _name_few(self, sharer: MaskSharer, step: Step, ends: IntArray) -> list[int]:
         """The same, one by one."""
         left: list[int] = []
         for k, i in enumerate(step.masked.tolist()):
@@ -149,7 +148,7 @@ class MaskFiller:
         self,
         step: Step,
         left: Sequence[int],
-        ends: NDArray[np.int64],
+        ends: IntArray,
         buffer: Bitmask,
         over: Callable[[], bool] | None,
     ) -> dict[Request, Exception]:
