@@ -3,7 +3,9 @@
     python -m benchmarks.simulated FOLDER [--workloads json_1,free_1,json_32,free_32] [--repeat 3] [--slower 1.5]
 
 Prints tokens a second as they would be on the H200 (seconds are divided by `--slower`), and for each step: host and
-device milliseconds of this machine. `idle` is the share of the time in which the device stood still.
+device milliseconds of this machine. `idle` is the share of the time in which the device stood still. Last comes what
+this machine takes to schedule a step of free rows and to take its result in, over what the H200's host took at commit
+c76b99f: about what `--slower` should be, and more the more the host's work has shrunk since.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import time
 from typing import Any
 
 from benchmarks.simulated.engine import Simulation, engine
+from benchmarks.simulated.times import HOST_STEP_S
 from sglite.bench.offline import run_once
 from sglite.bench.workloads import Workload, workload
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
 
 PHASES = ("schedule_s", "forward_s", "mask_s", "sample_s", "wait_s", "apply_s", "device_s")
+_HOST = {f"free_{rows}": times for rows, times in HOST_STEP_S.items()}
 
 
 def measure(one: Engine, load: Workload, *, repeat: int, slower: float, seed: int = 0) -> dict[str, Any]:
@@ -69,15 +73,20 @@ def main() -> None:
     parser.add_argument("--repeat-token", type=float, default=0.98)
     given = parser.parse_args()
     rates: dict[str, float] = {}
+    host: dict[str, float] = {}
     with engine(EngineConfig(model=given.model), Simulation(slower=given.slower, repeat=given.repeat_token)) as one:
         for name in given.workloads.split(","):
             found = measure(one, workload(name), repeat=given.repeat, slower=given.slower)
             rates[name] = found["rate"]
+            if name in _HOST:
+                host[name] = 1e-3 * (found["ms"]["schedule"] + found["ms"]["apply"]) / sum(_HOST[name])
             print(line(found), flush=True)
     for name, rate in rates.items():
         kind, _, rows = name.partition("_")
         if kind == "json" and f"free_{rows}" in rates:
             print(f"json_{rows} / free_{rows} = {rate / rates[f'free_{rows}']:.3f}")
+    for name, times in host.items():
+        print(f"the host's step of {name}: {times:.2f} times the H200's")
 
 
 if __name__ == "__main__":

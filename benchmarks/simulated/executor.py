@@ -117,7 +117,7 @@ class SimulatedExecutor:
             self._capture(key)
         host = self._costs.forward_host_s(len(batch.rows)) if key is not None else self._costs.eager
         self._launch(began + self._slower * host)
-        self._queue(self._costs.device_s(batch))
+        self._queue(self._costs.device_s(batch), since=began if key is None else None)
 
     def mask_buffer(self) -> Bitmask:
         """Of the step whose forward was queued last."""
@@ -168,13 +168,15 @@ class SimulatedExecutor:
 
     _read = 256.0  # cached tokens a row of the last step
 
-    def _queue(self, seconds: float) -> None:
-        """Behind what the device does already."""
+    def _queue(self, seconds: float, *, since: float | None = None) -> None:
+        """Behind what the device does already. `since`: its kernels were launched one by one from then on, and it did
+        not wait for the last to begin with the first."""
         now, seconds = time.perf_counter(), seconds * self._slower
-        if now > self._free_at and self._free_at:
-            gap = now - self._free_at
+        begin = now if since is None else since
+        if begin > self._free_at and self._free_at:
+            gap = begin - self._free_at
             self.idle_s += gap if gap < 0.05 else 0.0  # longer: nobody asked for anything
-        self._free_at = max(now, self._free_at) + seconds
+        self._free_at = max(max(begin, self._free_at) + seconds, now)
         self.device_s += seconds
 
     def _capture(self, key: tuple[int, bool]) -> float:
