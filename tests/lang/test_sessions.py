@@ -95,6 +95,15 @@ def test_the_text_is_the_same_and_only_what_is_new_is_sent(
     assert after["resumptions"] - before["resumptions"] >= 8  # rows went on, there too
 
 
+def test_a_choice_may_follow_a_generation_with_nothing_between(engine: sgl.Engine, backend: Any) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "The quick" + sgl.gen("a", max_tokens=4, temperature=0, ignore_eos=True)
+        s += sgl.select("b", ["yes", "no"]) + sgl.select("c", ["red", "blue"])
+
+    assert program.run(backend=backend).text() == program.run(backend=engine).text()
+
+
 def test_a_broken_connection_costs_nothing(
     engine: sgl.Engine, app: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,10 +160,10 @@ class RuntimeEndpoint:
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         """One HTTP request for all options. The server computes the shared prompt once."""
+        if self._sessions is not None and request.program is not None:
+            return await self._sessions.score(request)  # where it goes on from a row, its own prompt may be empty
         if isinstance(request.prompt, str) or not request.prompt:
             raise InvalidRequest("scoring needs token ids: give RuntimeEndpoint(tokenizer=FOLDER)")
-        if self._sessions is not None and request.program is not None:
-            return await self._sessions.score(request)
         body = {
             "input_ids": [[*request.prompt, *option] for option in request.continuations],
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
