@@ -8,7 +8,8 @@ in one stream as they come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -225,9 +226,31 @@ class _ServiceClient:
         self._call = call
         self._answers = answers
         self._ids: dict[str, tuple[int, ...]] = {}  # what rows hold, by request
+        self._rows: set[str] = set()  # requests that may hold one
+        self._calls = 0  # under way
+        self._idle = asyncio.Event()
+
+    @contextlib.contextmanager
+    def _under_way(self, request: GenerateRequest | ScoreRequest) -> Generator[None]:
+        if request.hold:
+            self._rows.add(request.request_id)
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
 
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
         check(request, self._service)
+        with self._under_way(request):
+            async with aclosing(self._generated(request)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    async def _generated(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput]:
         whole, place = self._whole(request), _place(request.request_id)
         ids: list[int] = []
         first = True
@@ -247,7 +270,8 @@ class _ServiceClient:
 
     async def score_request(self, request: ScoreRequest) -> ScoreOutput:
         whole = self._whole(request)
-        output = await self._service.score(self._owned(request), self._call, rid=request.request_id)
+        with self._under_way(request):
+            output = await self._service.score(self._owned(request), self._call, rid=request.request_id)
         self._ids[request.request_id] = whole
         place = _place(request.request_id)
         self._answers.put_nowait(GraphAnswer(call=place, prompt=ids_digest(whole), scored=output))
@@ -266,7 +290,9 @@ class _ServiceClient:
         await self._service.engine.release(self._call.tenant.owned(request_id))
 
     async def end_program(self, program_id: str) -> None:
-        for request_id in self._ids:
+        if self._calls:  # cancelled ones tell the engine so first, or their rows would be released before they are held
+            await self._idle.wait()
+        for request_id in self._rows:
             await self.release(request_id)
         await self._service.engine.end_program(self._call.tenant.owned(program_id))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ import sglite as sgl
 from sglite import serve_programs
 from sglite.lang.backends.http import Http
 from sglite.lang.backends.sglite_server import RuntimeEndpoint
+from sglite.protocol import GenerateRequest, ProgramRef, RequestOutput
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from tests.fakes.tiny_folder import tiny_folder
@@ -216,3 +219,49 @@ async def test_a_run_of_too_many_states_makes_none_of_them(engine: sgl.Engine, m
         answer = await client.post("/programs/run", json={"graph": {"name": "p", "nodes": [node]}})
         assert "at most 1000 states in one run" in answer.text
     assert not made
+
+
+async def test_a_run_that_is_given_up_releases_its_rows_after_its_calls_were_aborted() -> None:
+    told: list[str] = []
+
+    async def outputs(request: Any, call: Any, *, rid: str) -> AsyncGenerator[RequestOutput, None]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append(f"abort {rid}")
+        yield RequestOutput(request_id=rid)
+
+    async def say(text: str) -> None:
+        told.append(text)
+
+    tenant = SimpleNamespace(owned=lambda name: name)
+    engine = SimpleNamespace(
+        model_info=None, release=lambda row: say(f"release {row}"), end_program=lambda name: say(f"end {name}")
+    )
+    service = SimpleNamespace(tokenizer=None, engine=engine, outputs=outputs, config=ServerConfig())
+    client = serve_programs._ServiceClient(service, SimpleNamespace(tenant=tenant), asyncio.Queue())  # type: ignore[arg-type]
+    request = GenerateRequest(request_id="p-0.1", prompt=(1,), hold=True, program=ProgramRef(program_id="p"))
+    stream = client.stream_request(request)
+    call = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    await client.end_program("p")
+    assert told == ["abort p-0.1", "release p-0.1", "end p"]
+
+
+@pytest.mark.parametrize("path", ["/programs/run", "/programs/p/calls", "/generate"])
+async def test_a_client_that_leaves_while_its_body_is_read_is_no_error(
+    engine: sgl.Engine, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(engine, ServerConfig(), more=[serve_programs.router])
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app({**scope, "headers": [], "http_version": "1.1", "scheme": "http"}, receive, send)
+    assert not caplog.records

@@ -16,9 +16,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from sglite.errors import InvalidRequest, SgliteError, did_you_mean
+from sglite.errors import InvalidRequest, RequestAborted, SgliteError, did_you_mean
 
 log = logging.getLogger("sglite.server")
 
@@ -133,7 +134,12 @@ def install(app: FastAPI, *, paths: Collection[str]) -> None:
         response.headers.update(_text_headers(error.headers))
         return response
 
+    async def on_leaving(request: Request, error: Exception) -> JSONResponse:
+        """While its body was read: nobody sees the answer."""
+        return error_response(RequestAborted("the client left"), request.url.path)
+
     app.add_exception_handler(SgliteError, on_tree)
+    app.add_exception_handler(ClientDisconnect, on_leaving)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_tree)

@@ -68,6 +68,10 @@ class RunningCall:
     def over(self) -> bool:
         return self._over
 
+    async def ended(self) -> None:
+        """Waits until the engine has been told what it is told when a call is over or cancelled."""
+        await asyncio.wait((self._task,))
+
     async def _run(self, outputs: AsyncGenerator[Output, None]) -> None:
         used: tuple[int, ...] = ()
         written: list[int] = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 
 import pytest
 
 from sglite.errors import InvalidRequest, Overloaded
 from sglite.protocol import FinishReason, RequestOutput
 from sglite.runtime.server import sessions as module
+from sglite.runtime.server.routes import programs
 from sglite.runtime.server.sessions import Output, ProgramSession, ProgramSessions, RunningCall
 
 
@@ -65,3 +68,36 @@ async def test_a_call_that_is_over_keeps_its_outputs_and_not_its_prompt() -> Non
         assert shown == [((7,), ()), ((8,), ())]
     assert known == [(*prompt[:-1], 7, 8)]
     assert not call._prompt
+
+
+class Engine:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def release(self, request_id: str) -> None:
+        self.told.append(f"release {request_id}")
+
+    async def end_program(self, program_id: str) -> None:
+        self.told.append(f"end {program_id}")
+
+
+async def test_rows_are_released_after_the_calls_that_may_hold_them_were_aborted() -> None:
+    engine = Engine()
+
+    async def outputs() -> AsyncGenerator[Output, None]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            engine.told.append("abort")
+        yield RequestOutput(request_id="r")
+
+    kept = ProgramSessions()
+    session = kept.session("p", lambda session: None)
+    session.calls["r"] = RunningCall(outputs(), lambda ids: None, (1,))
+    session.held.add("r")
+    await asyncio.sleep(0)
+    kept.drop("p")
+    await programs._end(SimpleNamespace(engine=engine), session)  # type: ignore[arg-type]
+    assert engine.told == ["abort", "release r", "end p"]

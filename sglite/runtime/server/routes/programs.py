@@ -74,6 +74,8 @@ def _session(service: Service, engine_id: str) -> ProgramSession:
 
 
 async def _end(service: Service, session: ProgramSession) -> None:
+    for call in session.calls.values():  # or a row that one of them holds would be released before it is held
+        await call.ended()
     for row in list(session.held):
         await _release(service, session, row)
     await service.engine.end_program(session.engine_id)
