@@ -1,9 +1,9 @@
 """What does the host side of a decode step cost, per step, without a model?
 
 Runs the engine core over a device that computes nothing (benchmarks/simulated) and prints the microseconds of CPU time
-that its thread spends per step, for 1, 32 and 256 rows: free ones with streaming on and off, and ones under the schema of
-`bench offline`, whose positions are known from other prompts. CPU time, so that a busy machine does not count; "best" is
-the median of the fastest tenth. The last line is one JSON object.
+that its thread spends per step, for 1, 32 and 256 rows: free ones with streaming on and off, and ones under the schema
+of `bench offline`, whose positions are known from other prompts. CPU time, so that a busy machine does not count;
+"best" is the median of the fastest tenth. The last line is one JSON object.
 
     python -m benchmarks.host_step [--steps 400] [--prompt 512] [--tokenizer FOLDER] [--only json]
 
@@ -127,9 +127,8 @@ def main() -> None:
     ways = [("free", False, False), ("free", False, True), ("free", True, False), ("free", True, True)]
     ways += [("json", False, True), ("json", True, True)]
     results: list[dict[str, Any]] = []
-    print(
-        f"{'rows':>5} {'':4} {'stream':>7} {'overlap':>8} {'mean':>8} {'median':>8} {'best':>8} {'p99':>8}  microseconds"
-    )
+    names = ("mean", "median", "best", "p99")
+    print(f"{'rows':>5} {'':4} {'stream':>7} {'overlap':>8} {' '.join(f'{name:>8}' for name in names)}  microseconds")
     for rows in map(int, args.rows.split(",")):
         for kind, stream, overlap in ways:
             if args.only in (None, kind):

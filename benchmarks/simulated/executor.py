@@ -43,15 +43,19 @@ def _spin(rounds):
 
 
 class SimulatedExecutor:
-    """Implements sglite.runtime.batch.Executor. `slower`: how many times slower this machine's cores are than the
-    H200's host; device and launches take so many times as long, so that ratios of times are what they are there.
+    """Implements sglite.runtime.batch.Executor.
+
+    `slower`: how many times slower this machine's cores are than the H200's host; device and launches take so many
+    times as long, so that ratios of times are what they are there.
     `agree`: how often a legal draft is what is drawn (a trained model's odds; 0 is a model of random weights).
-    `repeat`: how often a constrained row says the same token again where it may, as greedy text of random weights does:
-    numbers become long and strings come to their bounds. `idles`: launches and waits take no CPU time, so that a thread's
-    CPU time is that of the engine alone. Not simulated: penalties and logit biases change nothing, masked logprobs are those without a mask.
+    `repeat`: how often a constrained row says the same token again where it may, as greedy text of random weights
+    does: numbers become long and strings come to their bounds.
+    `idles`: launches and waits take no CPU time, so that a thread's CPU time is that of the engine alone.
+
+    Not simulated: penalties and logit biases change nothing, masked logprobs are those without a mask.
 
     `device_s`, `idle_s`: seconds that the device worked, and stood still between two steps because the host was late.
-    `late_s`: seconds that the simulation itself held results up, to be subtracted, or to see that there are none.
+    `late_s`: seconds that the simulation itself held results up; a run that has many of them says nothing.
     """
 
     page_size: int

@@ -147,8 +147,9 @@ def _serve(bell, header, job_rows, before, num_new, num_logits, tokens, places, 
         idle = 0
         slot = done % SLOTS
         _forward(slot, header, job_rows, before, num_new, num_logits, tokens, places, kv, last, context, said)
-        _sample(slot, header, context, said, masks, (done % 2) * own_rows, own_rows, index, mask_index, drafts, keys, heat,
-                draw_rows, first, draws, kept, last, vocab, agree, repeat, liked, drawn, accepted, status)  # fmt: skip
+        _sample(slot, header, context, said, masks, (done % 2) * own_rows, own_rows, index, mask_index, drafts, keys,
+                heat, draw_rows, first, draws, kept, last, vocab, agree, repeat, liked, drawn, accepted,
+                status)  # fmt: skip
         done += 1
         bell[DONE] = done
 
