@@ -82,7 +82,7 @@ class _Limit(msgspec.Struct, frozen=True):
     allowed: tuple[int, ...]
 
 
-class _State(msgspec.Struct, frozen=True):
+class _State(msgspec.Struct, frozen=True, cache_hash=True):
     phase: int
     negative: bool = False
     remainder: int = 0  # -1: of a number with more decimals than any multiple has
@@ -234,6 +234,7 @@ def characters(chars: str) -> Terminal:
 class _Machine:
     def __init__(self, rule: DigitRule) -> None:
         self.rule = rule
+        self.has_exponents = rule.has_exponents
         self.scale = max((_decimals(m) for m in (*rule.multiples, *rule.not_multiples)), default=0)
         self.multiples = [_scaled(m, self.scale) for m in rule.multiples]
         self.not_multiples = [_scaled(m, self.scale) for m in rule.not_multiples]
@@ -266,7 +267,7 @@ class _Machine:
                 found += self._fractional(state)
         if state.phase in (ZERO, WHOLE) and self._fractions:
             found.append((".", self._point(state)))
-        if self.rule.has_exponents:
+        if self.has_exponents:
             found += _exponent(state)
         return found
 
@@ -326,6 +327,10 @@ class _Machine:
         beyond = -1 if self.multiples or self.not_multiples else 0
         compared = tuple([(0, sign) for sign in signs])
         found: list[tuple[str, _State]] = []
+        if not is_open and not (before >= 0 and at < self.scale):  # but for zero, digits do not matter any more
+            zero = _State(FRACTIONAL, state.negative, before, decimals, compared)
+            other = _State(FRACTIONAL, state.negative, beyond, decimals, compared, self.rule.one_spelling)
+            return [("0", zero), *((digit, other) for digit in _DIGITS[1:])]
         for digit in _DIGITS:
             if is_open:
                 compared = tuple([(0, sign or _order(digit, other)) for sign, other in zip(signs, others, strict=True)])
