@@ -76,7 +76,8 @@ def _decoded(body: bytes) -> GraphRun:
         raise InvalidRequest("only a graph that holds the whole program can be run", param="graph")
     if any(node.source is not None and not 0 <= node.source < i for i, node in enumerate(graph.nodes)):
         raise InvalidRequest("a variable is read before it is set", param="graph")
-    missing = [name for name in graph.arguments if name not in run.arguments]
+    wanted = [*graph.arguments, *(node.name or "" for node in graph.nodes if node.op == "argument")]
+    missing = [name for name in wanted if name not in run.arguments]
     if missing:
         raise InvalidRequest(f"the argument {missing[0]!r} has no text", param="arguments")
     return run
@@ -159,7 +160,7 @@ async def _value(slots: Mapping[int, Slot | None], node: GraphNode) -> str:
         raise InvalidRequest(f"nothing sets the variable {node.name!r} before it is read", param="graph")
     await until_done(slot.future)
     value = slot.future.result().raw
-    if node.entry is not None and isinstance(value, list):
+    if node.entry is not None and isinstance(value, list) and 0 <= node.entry < len(value):
         value = value[node.entry]
     if not isinstance(value, str):
         raise InvalidRequest(f"the variable {node.name!r} is no text", param="graph")

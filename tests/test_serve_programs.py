@@ -199,6 +199,9 @@ def test_a_run_that_breaks_off_goes_on_step_by_step(
         b'{"graph": {"name": "p", "nodes": [{"op": "reasoning", "name": "a"}]}}',
         b'{"graph": {"name": "p", "nodes": [{"op": "select", "choices": ["a"], "method": "mine"}]}}',
         b'{"graph": {"name": "p", "nodes": [{"op": "gen", "params": {"n": 100}}]}}',
+        b'{"graph": {"name": "p", "nodes": [{"op": "role_end", "name": "user"}]}}',
+        b'{"graph": {"name": "p", "nodes": [{"op": "scope_end", "name": "x"}]}}',
+        b'{"graph": {"name": "p", "nodes": [{"op": "argument", "name": "a"}]}}',
     ],
 )
 async def test_a_graph_that_is_none_is_refused(engine: sgl.Engine, body: bytes) -> None:

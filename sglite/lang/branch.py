@@ -109,7 +109,9 @@ class Branch:
                 self._bind(name, slot)
 
     def append_at(self, node: Node, step: int) -> Slot | None:
-        """One operation with the number that it has in a program's graph; the slot of its variable."""
+        """One operation with the number that it has in a program's graph; the slot of its variable. Raises
+        ProgramSyntaxError for what cannot stand here."""
+        self._scopes.check([node])
         item = Item(node, step, {name: Slot() for name in names_set(node)})
         self._enqueue([item])
         for name, slot in item.slots.items():
