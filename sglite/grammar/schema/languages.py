@@ -97,7 +97,7 @@ class Languages:
         """
         fixed = len(wanted)
         lost = [self._regexes.nothing if want else self._regexes.everything for want in wanted]
-        row = table.row
+        rows, row = table.rows, table.row
         found: set[tuple[bool, ...]] = set()
         seen = {start}
         queue = deque([start])
@@ -107,11 +107,11 @@ class Languages:
             if looks > _MOST_LOOKS:
                 return None
             here = queue.pop() if looks % 2 else queue.popleft()
-            if all(regex.nullable == want for regex, want in zip(here, wanted, strict=False)):
+            if [regex.nullable for regex in here[:fixed]] == wanted:
                 found.add(tuple([regex.nullable for regex in here[fixed:]]))
                 if fixed == len(here):
                     return found
-            for there in dict.fromkeys(zip(*[row(regex) for regex in here], strict=True)):
+            for there in zip(*[rows.get(regex) or row(regex) for regex in here], strict=True):
                 if there not in seen:
                     seen.add(there)
                     if not any(map(is_, there, lost)):
@@ -196,16 +196,16 @@ class _Table:
     def __init__(self, regexes: Regexes, symbols: list[int]) -> None:
         self._regexes = regexes
         self._symbols = symbols
-        self._rows: dict[Regex, list[Regex]] = {}
+        self.rows: dict[Regex, list[Regex]] = {}
 
     @property
     def size(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def row(self, regex: Regex) -> list[Regex]:
-        found = self._rows.get(regex)
+        found = self.rows.get(regex)
         if found is None:
-            found = self._rows[regex] = [self._regexes.rest(regex, symbol) for symbol in self._symbols]
+            found = self.rows[regex] = [self._regexes.rest(regex, symbol) for symbol in self._symbols]
         return found
 
 
