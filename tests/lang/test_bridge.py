@@ -225,18 +225,16 @@ def test_blocks_of_a_state_hold_nothing() -> None:
     client = ScriptedClient()
 
     @sgl.function
-    def program(s: Any) -> int:
+    def program(s: Any) -> None:
         with s.user(), s.var_scope("part"):
             s += "x" + sgl.gen("a", max_tokens=2)
             assert s["a"]
         with s.copy() as t:
             t += sgl.gen("b", max_tokens=2)
             assert t["b"]
-        return threading.get_ident()
 
-    program.run_batch([()], backend=client)
+    assert all(state.ret_value is None for state in program.run_batch([()] * 5, backend=client))
     assert not program.pace.holds
-    assert len({state.ret_value for state in program.run_batch([()] * 20, backend=client)}) <= 2
 
 
 def test_what_many_threads_want_of_a_loop_costs_one_wake_up_and_keeps_its_order() -> None:

@@ -181,7 +181,7 @@ def test_what_cannot_be_asked_is_refused_at_its_turn_and_nothing_is_said_of_it_b
 
 
 def test_a_fork_that_is_stopped_gives_up_the_call_that_was_sent_for_it() -> None:
-    client = Following(answered)
+    client = Following(answered, delay_s=0.15)
 
     @sgl.function
     def program(s: Any) -> int:
