@@ -8,6 +8,7 @@ test. Scores: `scores(prompt text, option text)` is the log-probability of the w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -43,10 +44,12 @@ class ScriptedClient:
         *,
         scores: Callable[[str, str], float] | None = None,
         delay_s: float = 0.0,
+        gather: int = 0,
         tokenizer: TextTokenizer | None = None,
         chunk: int = 4,
     ) -> None:
-        """`delay_s` before each answer; a stream comes in pieces of `chunk` tokens with that delay between them."""
+        """`delay_s` before each answer; a stream comes in pieces of `chunk` tokens with that delay between them. No
+        generation is answered before `gather` of them have run at once (or 30 s have passed)."""
         self.tokenizer: TextTokenizer | None = tokenizer or ByteTokenizer()
         self.model_info = ModelInfo(name="scripted", vocab_size=self.tokenizer.vocab_size, has_chat_template=True)
         self.requests: list[GenerateRequest] = []
@@ -64,6 +67,8 @@ class ScriptedClient:
         self._answers = answers if callable(answers) else iter(answers)
         self._scores = scores or (lambda prompt, option: -float(len(option)))
         self._delay_s = delay_s
+        self._gather = gather
+        self._gathered = asyncio.Event()
         self._chunk = chunk
 
     def text_of(self, prompt: str | tuple[int, ...]) -> str:
@@ -82,7 +87,12 @@ class ScriptedClient:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         finished = False
+        if self.running >= self._gather:
+            self._gathered.set()
         try:
+            if not self._gathered.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gathered.wait(), 30)
             for index in range(request.sampling_params.n):
                 answer = self._answer(request, number)
                 await asyncio.sleep(self._delay_s)
