@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sglite.grammar.schema.cases import ARRAY, BOOLEAN, FRACTION, NULL, NUMBER, OBJECT, STRING, Case, Conjunction
 from sglite.grammar.schema.expand import TooManyCases
-from sglite.grammar.schema.objects import all_keys, takes_any_further_key
+from sglite.grammar.schema.keys import all_keys, takes_any_further_key
 from sglite.grammar.schema.openness import MANY, string_count, strings_are_open
 from sglite.grammar.schema.values import Json, encodable, identity
 

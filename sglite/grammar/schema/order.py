@@ -16,7 +16,7 @@ from sglite.grammar.schema.cases import (
 )
 from sglite.grammar.schema.evaluate import Evaluator, format_holds, is_multiple
 from sglite.grammar.schema.expand import Expander, TooManyCases
-from sglite.grammar.schema.objects import key_order
+from sglite.grammar.schema.keys import key_order
 from sglite.grammar.schema.pattern_text import found_in
 from sglite.grammar.schema.presence import assign, names_in
 from sglite.grammar.schema.values import Json, identity, is_number
