@@ -15,6 +15,7 @@ from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -120,12 +121,13 @@ def automaton(rule: DigitRule) -> Automaton | None:
         state = queue.popleft()
         found: dict[str, int] = {}
         for char, target in machine.moves(state):
-            if target not in numbers:
+            number = numbers.get(target)
+            if number is None:
                 if len(numbers) >= MAX_STATES:
                     return None
-                numbers[target] = len(numbers)
+                number = numbers[target] = len(numbers)
                 queue.append(target)
-            found[char] = numbers[target]
+            found[char] = number
         moves.append(found)
     ends = {number for state, number in numbers.items() if machine.may_end(state)}
     found_all = _smallest(_trimmed(moves, ends))
@@ -245,6 +247,9 @@ class _Machine:
         self.sides_differ = self.limits[0] != self.limits[1]
         fractions = (len(limit.fraction) for limits in self.limits for limit in limits)
         self.last_decimal = max(self.scale, *fractions, 0) + 1
+        # States within a whole part by all but the remainder, then by that: most are come to from many others.
+        self._families: dict[tuple[int, bool, tuple[tuple[int, int] | None, ...]], dict[int, _State]] = {}
+        self._settled: dict[bool, int] = {}  # see `_fraction_over`
 
     @property
     def least_states(self) -> int:
@@ -266,7 +271,8 @@ class _Machine:
             case 4 | 5:  # POINT, FRACTIONAL
                 found += self._fractional(state)
         if state.phase in (ZERO, WHOLE) and self._fractions:
-            found.append((".", self._point(state)))
+            point = self._point(state)
+            found += [] if point is None else [(".", point)]
         if self.has_exponents:
             found += _exponent(state)
         return found
@@ -294,53 +300,89 @@ class _Machine:
                 return False
         if state.remainder < 0:
             return not self.multiples
-        value = state.remainder * 10 ** max(self.scale - state.decimals, 0)
+        return self._divides(state.remainder * 10 ** max(self.scale - state.decimals, 0))
+
+    def _divides(self, value: int) -> bool:
         return not any(value % m for m in self.multiples) and all(value % m for m in self.not_multiples)
+
+    def _fraction_over(self, remainder: int) -> int | None:
+        """The remainder, one for all that mean the same, after the last decimal that counts; None: no number has it."""
+        if remainder < 0:
+            return None if self.multiples else remainder
+        divides = self._divides(remainder)
+        return self._settled.setdefault(divides, remainder) if divides or not self.multiples else None
 
     def _whole(self, state: _State, digits: str, phase: int) -> list[tuple[str, _State]]:
         limits = self.limits[state.negative]
         before = list(zip(limits, state.compared or ((0, 0),) * len(limits), strict=True))
-        is_open = any(not sign and length < len(limit.whole) for limit, (length, sign) in before)
+        turns = _turns(
+            [limit.whole[length] for limit, (length, sign) in before if not sign and length < len(limit.whole)]
+        )
         negative = state.negative and (self.sides_differ or phase == ZERO)
-        compared: tuple[tuple[int, int], ...] = ()
+        shifted, modulus = state.remainder * 10 - ord("0"), self.moduli[0]
+        family: dict[int, _State] = {}
+        compared: list[tuple[int, int] | None] = []
         found: list[tuple[str, _State]] = []
         for i, digit in enumerate(digits):
-            if is_open or not i:
-                compared = tuple([_one_more(limit, length, sign, digit) for limit, (length, sign) in before])
-            remainder = (state.remainder * 10 + int(digit)) % self.moduli[0]
-            found.append((digit, _State(phase, negative, remainder, 0, compared)))
+            if not i or digit in turns:
+                compared = [_one_more(limit, length, sign, digit) for limit, (length, sign) in before]
+                family = self._families.setdefault((phase, negative, tuple(compared)), {})
+            if None in compared:
+                continue
+            remainder = (shifted + ord(digit)) % modulus
+            target = family.get(remainder)
+            if target is None:
+                target = family[remainder] = _State(phase, negative, remainder, 0, _all_of(compared))
+            found.append((digit, target))
         return found
 
-    def _point(self, state: _State) -> _State:
-        compared = tuple(
-            (0, _resolved(limit, length, sign))
-            for limit, (length, sign) in zip(self.limits[state.negative], state.compared, strict=True)
-        )
-        return _State(POINT, state.negative and self.sides_differ, state.remainder, 0, compared)
+    def _point(self, state: _State) -> _State | None:
+        limits = self.limits[state.negative]
+        signs = [_resolved(limit, *compared) for limit, compared in zip(limits, state.compared, strict=True)]
+        return self._in_fraction(POINT, state.negative and self.sides_differ, state.remainder, 0, limits, signs)
 
     def _fractional(self, state: _State) -> list[tuple[str, _State]]:
         at, before = state.decimals, state.remainder
+        limits = self.limits[state.negative]
         signs = [sign for _, sign in state.compared]
-        others = [limit.fraction[at : at + 1] or "0" for limit in self.limits[state.negative]]
-        is_open = not all(signs)
-        decimals = min(at + 1, self.last_decimal)
+        others = [limit.fraction[at : at + 1] or "0" for limit in limits]
+        turns = _turns([other for sign, other in zip(signs, others, strict=True) if not sign])
+        divides = before >= 0 and at < self.scale
         beyond = -1 if self.multiples or self.not_multiples else 0
-        compared = tuple([(0, sign) for sign in signs])
         found: list[tuple[str, _State]] = []
-        if not is_open and not (before >= 0 and at < self.scale):  # but for zero, digits do not matter any more
-            zero = _State(FRACTIONAL, state.negative, before, decimals, compared)
-            other = _State(FRACTIONAL, state.negative, beyond, decimals, compared, self.rule.one_spelling)
-            return [("0", zero), *((digit, other) for digit in _DIGITS[1:])]
-        for digit in _DIGITS:
-            if is_open:
-                compared = tuple([(0, sign or _order(digit, other)) for sign, other in zip(signs, others, strict=True)])
-            if before >= 0 and at < self.scale:
-                remainder = (before * 10 + int(digit)) % self.moduli[at + 1]
-            else:
-                remainder = before if digit == "0" else beyond
-            nonzero = digit != "0" and self.rule.one_spelling
-            found.append((digit, _State(FRACTIONAL, state.negative, remainder, decimals, compared, nonzero)))
+        target: _State | None = None
+        for i, digit in enumerate(_DIGITS):
+            if divides or digit in turns or i < 2:  # else it is as the one before
+                now = [sign or _order(digit, other) for sign, other in zip(signs, others, strict=True)]
+                remainder = (before * 10 + i) % self.moduli[at + 1] if divides else beyond if i else before
+                nonzero = i > 0 and self.rule.one_spelling
+                target = self._in_fraction(FRACTIONAL, state.negative, remainder, at + 1, limits, now, nonzero=nonzero)
+            if target is not None:
+                found.append((digit, target))
         return found
+
+    def _in_fraction(
+        self,
+        phase: int,
+        negative: bool,
+        remainder: int,
+        decimals: int,
+        limits: tuple[_Limit, ...],
+        signs: list[int],
+        *,
+        nonzero: bool = False,
+    ) -> _State | None:
+        """None where no number goes on from there."""
+        over = remainder if decimals < self.scale else self._fraction_over(remainder)
+        compared = [_settled(limit, sign, decimals) for limit, sign in zip(limits, signs, strict=True)]
+        if over is None or None in compared:
+            return None
+        return _State(phase, negative, over, min(decimals, self.last_decimal), _all_of(compared), nonzero)
+
+
+def _turns(others: list[str]) -> set[str]:
+    """Digits at which the comparison with one of the others changes."""
+    return {chr(code) for other in others for code in (ord(other), ord(other) + 1)}
 
 
 def _exponent(state: _State) -> list[tuple[str, _State]]:
@@ -365,11 +407,37 @@ def _exponent(state: _State) -> list[tuple[str, _State]]:
     return []
 
 
-def _one_more(limit: _Limit, length: int, sign: int, digit: str) -> tuple[int, int]:
-    """The comparison after one more digit of the whole part; a number that is longer is greater."""
-    if length >= len(limit.whole):
-        return len(limit.whole) + 1, 1
-    return length + 1, sign or _order(digit, limit.whole[length])
+def _one_more(limit: _Limit, length: int, sign: int, digit: str) -> tuple[int, int] | None:
+    """The comparison after one more digit of the whole part; a number that is longer is greater. One for all that mean
+    the same from there on; None where no number keeps the limit."""
+    most, allowed = len(limit.whole), limit.allowed
+    if length >= most:
+        length, sign = most + 1, 1
+    else:
+        length, sign = length + 1, sign or _order(digit, limit.whole[length])
+    if not allowed or (sign > 0 and length >= most and 1 not in allowed):
+        return None
+    if 1 in allowed:
+        if -1 in allowed:
+            over = sign != 0
+        else:
+            over = length >= most and (sign > 0 or (sign == 0 and 0 in allowed and not limit.fraction))
+        if over:
+            return most + 1, 1
+    return length, sign
+
+
+def _settled(limit: _Limit, sign: int, decimals: int) -> tuple[int, int] | None:
+    """As `_one_more`, within the fraction."""
+    if sign and sign not in limit.allowed:
+        return None
+    if 1 in limit.allowed and (sign < 0 or (sign == 0 and 0 in limit.allowed and decimals >= len(limit.fraction))):
+        sign = 1
+    return 0, sign
+
+
+def _all_of(compared: list[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
+    return cast("tuple[tuple[int, int], ...]", tuple(compared))
 
 
 def _resolved(limit: _Limit, length: int, sign: int) -> int:
