@@ -155,6 +155,7 @@ class EngineCore:
             self._check_combination(request)
         if self._follows(request):
             self._followers.add(request)
+            self._keep_deadline(request)
             return
         now = self._clock()
         held = self._held_for(request)
@@ -169,8 +170,7 @@ class EngineCore:
             self._scheduler.held.hand_over(held, job.requests[0])
         self._jobs[job.request_id] = job
         self.metrics.requests += 1
-        if request.deadline is not None:
-            self._deadlines[job.request_id] = request.deadline
+        self._keep_deadline(request)
         if request.grammar is None:
             self._start(job, None)
             return
@@ -512,6 +512,10 @@ class EngineCore:
                     followed = True
         return followed
 
+    def _keep_deadline(self, request: ApiRequest) -> None:
+        if isinstance(request, GenerateRequest) and request.deadline is not None:
+            self._deadlines[request.request_id] = request.deadline
+
     def _let_follow(self, request: ApiRequest) -> None:
         """The request that it waited for is over."""
         try:
@@ -521,6 +525,7 @@ class EngineCore:
 
     def _refuse(self, request: ApiRequest, error: SgliteError) -> None:
         """It has waited for another request, and will not run. Nor will those that wait for it."""
+        self._deadlines.pop(request.request_id, None)
         self._outputs.refuse(request, error)
         for follower in self._followers.take(request.request_id):
             self._let_follow(follower)

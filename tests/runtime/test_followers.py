@@ -145,3 +145,14 @@ def test_followers_are_kept_by_leader_in_order() -> None:
     assert removed is not None and removed.request_id == "d"
     assert [r.request_id for r in followers.take("a")] == ["b", "c"]
     assert len(followers) == 0 and not followers.take("x")
+
+
+def test_a_deadline_passes_while_a_follower_waits() -> None:
+    harness = Harness()
+    leading(harness, max_tokens=40)
+    following(harness, "b", "a", deadline=-1.0)
+    harness.step()
+    assert harness.output("b").finish_reason is FinishReason.ABORT
+    assert harness.core.next_deadline is None
+    harness.run()
+    assert harness.output("a").token_ids == tuple(greedy("once", 40))
