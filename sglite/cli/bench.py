@@ -190,10 +190,17 @@ def programs(
     max_rows: int = typer.Option(256, "--max-rows", help="Completions that run at the same time."),
     repeat: int = typer.Option(3, "--repeat", min=1, help="Measured runs of each way; the median counts."),
     process: bool = typer.Option(False, "--process", help="Run the engine in a process of its own."),
+    server: bool = typer.Option(
+        False, "--server", help="Against a server that is started for it: programs over HTTP, calls over HTTP."
+    ),
     warm: bool = typer.Option(True, "--warm/--no-warm", help="One unmeasured run of each way before."),
     out: Path | None = typer.Option(None, "--out", help="Write the report as JSON; the table goes beside it (.md)."),
 ) -> None:
-    """Run programs, and the same work as loose calls, on one engine: time, hits, admissions, and what was needed."""
+    """Run programs, and the same work as loose calls, on one engine: time, hits, admissions, and what was needed.
+
+    With --server the engine is behind `sglite serve`'s application in a process of its own. Three ways are compared
+    there: programs through a RuntimeEndpoint, calls as an OpenAI client makes them (text), and calls as token ids.
+    """
     limit_spinning()
     from sglite.bench.programs import run as bench  # torch takes a moment to load
     from sglite.bench.programs.shapes import Shape
@@ -202,7 +209,13 @@ def programs(
     config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
     shape = Shape(scale=scale, pause_scale=pause_scale, share=share)
     made = bench.Bench(
-        config, shape, repeat=repeat, warm=warm, process=process, note=lambda text: print(text, flush=True)
+        config,
+        shape,
+        repeat=repeat,
+        warm=warm,
+        process=process,
+        served=server,
+        note=lambda text: print(text, flush=True),
     )
     numbers = [int(number) for number in at_once.split(",")]
     report = made.run(workloads.split(","), numbers, [float(pool) for pool in pools.split(",") if pool])

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from sglite.bench.programs import price
-from sglite.bench.programs.run import _COUNTED, WAYS, run_once
 from sglite.bench.programs.shapes import Shape, Texts
+from sglite.bench.programs.stands import COUNTED, WAYS, EngineStand
 from sglite.bench.programs.workloads import workload
 from sglite.grammar.compiler import CompilerConfig, GrammarCompiler
 from sglite.grammar.matcher import Bitmask, Matcher
@@ -123,8 +123,8 @@ class TimedExecutor:
         bits = [bit for bit in range(32) if int(words[place]) >> bit & 1]
         return 32 * place + bits[wished % len(bits)]
 
-    def rest(self) -> None:
-        pass
+    def rest(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass
@@ -258,14 +258,14 @@ def measure(engine: Engine, name: str, texts: Texts, options: argparse.Namespace
                 continue
             gc.collect()
             before = engine.stats()
-            run = run_once(engine, load, arguments, way, options.at_once)
+            run = EngineStand(engine).run_once(load, arguments, way, options.at_once)
             after = engine.stats()
             if number == 0:
                 continue
             device = after["device_s"] - before["device_s"]
             path = price.critical_path(run.calls, chunk=8192)
             c = run.counts
-            phases = " ".join(f"{k[:-2]} {c[k]:.3f}" for k in _COUNTED if k.endswith("_s"))
+            phases = " ".join(f"{k[:-2]} {c[k]:.3f}" for k in COUNTED if k.endswith("_s"))
             seconds[way] = run.seconds
             over = run.seconds / (path.seconds + max(map(load.pause_s, arguments)))
             print(

@@ -8,8 +8,8 @@ import pytest
 
 from sglite.bench.programs.price import critical_path, hit_rates, least_tokens, needed_steps
 from sglite.bench.programs.record import Call, Warmed
-from sglite.bench.programs.run import WAYS, run_once
 from sglite.bench.programs.shapes import Shape, Texts
+from sglite.bench.programs.stands import WAYS, EngineStand
 from sglite.bench.programs.workloads import WORKLOADS, workload
 from sglite.protocol import Timing, Usage
 from sglite.runtime.async_engine import Engine
@@ -97,7 +97,7 @@ def test_programs_make_the_calls_that_loose_ones_make_and_compute_each_token_onc
     texts = Texts(engine.tokenizer, Shape(scale=0.12, pause_scale=0.001, share=0.02))
     load = workload(name, texts)
     arguments = load.arguments(2)
-    programs, calls = (run_once(engine, load, arguments, way, 2) for way in WAYS)
+    programs, calls = (EngineStand(engine).run_once(load, arguments, way, 2) for way in WAYS)
     assert sum(c.generates for c in programs.calls) == sum(c.generates for c in calls.calls)
     options = [sum(len(c.answers) for c in way.calls if not c.generates) for way in (programs, calls)]
     assert options[0] == options[1]

@@ -46,7 +46,7 @@ class Warmed:
 
 
 class Recorder:
-    """Satisfies `sglite.lang.client.Client`."""
+    """Satisfies `sglite.lang.client.Client`, and `ServedEngine`: it may stand between a server and its engine."""
 
     takes_followers = True
 
@@ -54,10 +54,25 @@ class Recorder:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.model_info = engine.model_info
+        self.facts = engine.facts
         self.calls: list[Call] = []
         self._known: dict[str, tuple[int, ...]] = {}  # what rows hold, by the request that made them
         self.warmed: list[Warmed] = []
         self._ends: dict[str, float] = {}  # of requests that may be continued
+
+    @property
+    def alive(self) -> bool:
+        return self.engine.alive
+
+    async def stats_async(self) -> dict[str, Any]:
+        return await self.engine.stats_async()
+
+    def taken(self) -> tuple[list[Call], list[Warmed]]:
+        """What was written down so far. It is forgotten here."""
+        calls, warmed, self.calls, self.warmed = self.calls, self.warmed, [], []
+        self._known.clear()
+        self._ends.clear()
+        return calls, warmed
 
     async def stream_request(self, request: GenerateRequest, *, program: str = "") -> AsyncGenerator[RequestOutput]:
         submitted = time.monotonic()
@@ -126,4 +141,7 @@ class Recorder:
 
 
 def _program(request: Any, given: str) -> str:
-    return given if request.program is None else request.program.program_id
+    """Calls over HTTP that name no program tell it in their request's id: TENANT:PROGRAM.NUMBER#..."""
+    if request.program is not None:
+        return request.program.program_id
+    return given or request.request_id.rpartition(":")[2].partition(".")[0]

@@ -1,4 +1,4 @@
-"""Runs workloads both ways, in turns, on one engine, and reports what each cost and should have cost.
+"""Runs workloads in all ways of a stand (stands.py), in turns, and reports what each cost and should have cost.
 
 Every run begins with an empty cache. The first of each way is not counted: kernels, graphs and grammars of its shapes
 are made in it. `seconds` is the time from the start of the first program to the end of the last; for programs it
@@ -7,43 +7,22 @@ includes compiling (tracing, schemas, the static prefix).
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import statistics
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from sglite.bench.calibrate import Rates, calibrate
 from sglite.bench.floors import ModelCost
 from sglite.bench.offline import device_name, model_config, placement, versions
 from sglite.bench.programs import price
-from sglite.bench.programs.loose import Loose
-from sglite.bench.programs.record import Call, Recorder, Warmed
 from sglite.bench.programs.shapes import Shape, Texts
+from sglite.bench.programs.stands import WAYS, EngineStand, Measured, Stand, Way, server
 from sglite.bench.programs.workloads import Arguments, Workload, workload
-from sglite.lang.bridge import program_loop
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
-
-Way = Literal["programs", "calls"]
-WAYS: tuple[Way, ...] = ("programs", "calls")
-_COUNTED = (
-    "steps",
-    "step_s",
-    "admissions",
-    "resumptions",
-    "retractions",
-    "computed_tokens",
-    "evicted_pages",
-    "schedule_s",
-    "forward_s",
-    "mask_s",
-    "sample_s",
-    "wait_s",
-    "apply_s",
-)
 
 
 @dataclass
@@ -75,18 +54,11 @@ class Report:
     device: str
     rates: Rates
     shape: Shape
+    ways: tuple[Way, ...] = WAYS
     rows: list[Row] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    seconds: float
-    calls: list[Call]
-    warmed: list[Warmed]
-    counts: dict[str, float]
 
 
 class Bench:
@@ -99,10 +71,12 @@ class Bench:
         warm: bool,
         process: bool,
         note: Callable[[str], None],
+        served: bool = False,
     ) -> None:
-        """`process`: the engine has one of its own, as behind a server on a GPU."""
+        """`process`: the engine has one of its own. `served`: against a server."""
         self._config = config
         self._process = process
+        self._served = served
         self._shape = shape
         self._repeat = repeat
         self._warm = warm
@@ -118,19 +92,28 @@ class Bench:
         return report
 
     def _in_ample_memory(self, names: Sequence[str], at_once: Sequence[int]) -> Report:
-        with Engine(config=self._config, process=self._process) as engine:
-            texts = Texts(engine.tokenizer, self._shape)
+        with self._stand(self._config) as stand:
+            texts = Texts(stand.tokenizer, self._shape)
             loads = [(name, workload(name, texts)) for name in names]
             device, dtype = placement(self._config)
             self._cost = ModelCost.of(model_config(self._config), dtype.itemsize)
             rates = calibrate(device, dtype)
-            report = Report(self._config.model, versions(), device_name(device), rates, self._shape)
+            report = Report(self._config.model, versions(), device_name(device), rates, self._shape, stand.ways)
             self._note(f"{report.device}: copy {rates.copy / 1e12:.3f} TB/s, matmul {rates.matmul / 1e12:.1f} TFLOP/s")
             self._note(HEAD)
             for name, load in loads:
                 for number in at_once:
-                    self._measure(report, engine, name, load, number, None)
+                    self._measure(report, stand, name, load, number, None)
         return report
+
+    @contextmanager
+    def _stand(self, config: EngineConfig) -> Iterator[Stand]:
+        if self._served:
+            with server(config) as stand:
+                yield stand
+        else:
+            with Engine(config=config, process=self._process) as engine:
+                yield EngineStand(engine)
 
     def _in_pools(self, report: Report, at_once: int, pools: Sequence[float]) -> None:
         need = max(r.distinct_tokens for r in report.rows if (r.workload, r.at_once) == ("react", at_once))
@@ -141,37 +124,37 @@ class Bench:
             gc.collect()
 
     def _in_pool(self, report: Report, config: EngineConfig, at_once: int, pool: float) -> None:
-        with Engine(config=config, process=self._process) as engine:
-            load = workload("react", Texts(engine.tokenizer, self._shape))
-            self._measure(report, engine, "react", load, at_once, pool)
+        with self._stand(config) as stand:
+            load = workload("react", Texts(stand.tokenizer, self._shape))
+            self._measure(report, stand, "react", load, at_once, pool)
 
     def _measure(
-        self, report: Report, engine: Engine, name: str, load: Workload, at_once: int, pool: float | None
+        self, report: Report, stand: Stand, name: str, load: Workload, at_once: int, pool: float | None
     ) -> None:
-        """Both ways in turns, so that what slows the machine slows both."""
+        """All ways in turns, so that what slows the machine slows all."""
         arguments = load.arguments(at_once)
-        found: dict[Way, list[_Measured]] = {way: [] for way in WAYS}
+        found: dict[Way, list[Measured]] = {way: [] for way in stand.ways}
         for number in range(self._repeat + self._warm):
-            for way in WAYS:
-                measured = run_once(engine, load, arguments, way, at_once)
+            for way in stand.ways:
+                measured = stand.run_once(load, arguments, way, at_once)
                 if number >= self._warm:
                     found[way].append(measured)
-        for way in WAYS:
-            row = self._row(report.rates, engine, name, load, arguments, way, at_once, pool, found[way])
+        for way in stand.ways:
+            row = self._row(report.rates, stand, name, load, arguments, way, at_once, pool, found[way])
             report.rows.append(row)
-        self._note("\n".join(lines(report.rows[-2:])))
+        self._note("\n".join(lines(report.rows[-len(stand.ways) :])))
 
     def _row(
         self,
         rates: Rates,
-        engine: Engine,
+        stand: Stand,
         name: str,
         load: Workload,
         arguments: list[Arguments],
         way: Way,
         at_once: int,
         pool: float | None,
-        runs: list[_Measured],
+        runs: list[Measured],
     ) -> Row:
         run = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
         seconds = statistics.median(r.seconds for r in runs)
@@ -179,8 +162,7 @@ class Bench:
         path = price.critical_path(run.calls, chunk=chunk)
         pause_s = max(map(load.pause_s, arguments))
         least = price.least_tokens(run.calls)
-        pages: int = engine.facts["num_pages"] * engine.facts["page_size"]
-        hit_rate, best = price.hit_rates(run.calls, run.warmed, capacity=pages)
+        hit_rate, best = price.hit_rates(run.calls, run.warmed, capacity=stand.capacity)
         return Row(
             workload=name,
             way=way,
@@ -201,64 +183,37 @@ class Bench:
         )
 
 
-def run_once(engine: Engine, load: Workload, arguments: list[Arguments], way: Way, at_once: int) -> _Measured:
-    loop = program_loop()
-    loop.run(engine.flush_cache())
-    recorder = Recorder(engine)
-    before = engine.stats()
-    began = time.perf_counter()
-    if way == "programs":
-        compiled = load.program.compile(backend=recorder)
-        compiled.run_batch(arguments, num_threads=at_once)
-    else:
-        loop.run(_calls(recorder, load, arguments, at_once))
-    seconds = time.perf_counter() - began
-    after = engine.stats()
-    return _Measured(seconds, recorder.calls, recorder.warmed, {name: after[name] - before[name] for name in _COUNTED})
-
-
-async def _calls(recorder: Recorder, load: Workload, arguments: list[Arguments], at_once: int) -> None:
-    places = asyncio.Semaphore(at_once)
-
-    async def one(number: int) -> None:
-        async with places:
-            await load.calls(Loose(recorder, str(number)), **arguments[number])
-
-    works: list[Coroutine[Any, Any, None]] = [one(number) for number in range(len(arguments))]
-    await asyncio.gather(*works)
-
-
 HEAD = (
     "workload            way       at once  pool   seconds  prog/s   hits  best  adm/br  computed  /path  floor  ratio"
 )
 
 
-def lines(pair: Sequence[Row]) -> list[str]:
-    """One line for each way of a workload; the ratio is calls to programs."""
+def lines(group: Sequence[Row]) -> list[str]:
+    """One line for each way of a workload; the ratio is that of its seconds to the programs', which come first."""
     found: list[str] = []
-    for row in pair:
+    for row in group:
         pool = "" if row.pool is None else f"{row.pool:g}"
-        ratio = f"{pair[-1].seconds / row.seconds:6.2f}"
         found.append(
             f"{row.workload:19} {row.way:9} {row.at_once:7} {pool:>5} {row.seconds:9.3f} {row.programs_per_s:7.2f}"
             f" {row.hit_rate:6.1%} {row.best_hit_rate:6.1%} {row.admissions_per_branch:6.2f} {row.computed:8.3f}"
-            f" {row.over_critical_path:6.2f} {row.share_of_floor:6.1%} {ratio}"
+            f" {row.over_critical_path:6.2f} {row.share_of_floor:6.1%} {row.seconds / group[0].seconds:6.2f}"
         )
     return found
 
 
 def table(report: Report) -> str:
-    """GitHub's Markdown: a line for each workload and number of programs, programs / calls in a cell."""
+    """GitHub's Markdown: a line for each workload and number of programs, in a cell the ways behind each other."""
     head = (
         "| workload | at once | KV pool | seconds | programs/s | ratio | hit rate | best hit rate | admissions a branch"
         " | computed / least | / critical path | of the floor |"
     )
-    found = [head, "| --- " * 12 + "|"]
-    for ours, loose in zip(report.rows[::2], report.rows[1::2], strict=True):
-        pair = [f"{a} / {b}" for a, b in zip(_cells(ours), _cells(loose), strict=True)]
-        seconds, rate, *rest = pair
+    found = [f"Ways: {' / '.join(report.ways)}.", "", head, "| --- " * 12 + "|"]
+    size = len(report.ways)
+    for group in (report.rows[i : i + size] for i in range(0, len(report.rows), size)):
+        ours = group[0]
+        seconds, rate, *rest = (" / ".join(cells) for cells in zip(*map(_cells, group), strict=True))
         pool = "" if ours.pool is None else f"{ours.pool:g}x"
-        ratio = f"{loose.seconds / ours.seconds:.2f}"
+        ratio = " / ".join(f"{row.seconds / ours.seconds:.2f}" for row in group[1:])
         cells = [ours.workload, str(ours.at_once), pool, seconds, rate, ratio, *rest]
         found.append("| " + " | ".join(cells) + " |")
     return "\n".join(found)
