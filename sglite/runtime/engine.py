@@ -34,6 +34,7 @@ from sglite.runtime.intake import Intake
 from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Job, RequestStatus
 from sglite.runtime.scheduler.drafts import PromptLookup
+from sglite.runtime.scheduler.guesses import RunGuesser
 from sglite.runtime.scheduler.heals import Heals
 from sglite.runtime.scheduler.held import HeldRow, HeldRows
 from sglite.runtime.scheduler.jumps import JumpPolicy
@@ -94,22 +95,26 @@ class EngineCore:
         tokens = executor.num_pages * executor.page_size
         self._accesses = AccessLog(config.access_log, tokens) if config.access_log > 0 else None
         waiting = WaitingList(make_order(config.policy), max_wait_s=config.max_wait_s, gang_wait_s=config.gang_wait_s)
+        jumps = JumpPolicy(overlaps=self._overlap, step_seconds=seconds)
+        step_tokens = max(budget, executor.max_rows)
+        guesses = self._overlap and not config.prompt_lookup  # drafts stand behind tokens that are known
+        self._odds = RunOdds(guesses=guesses)
         self._scheduler = Scheduler(
             cache=self._cache,
             table=self._table,
             waiting=waiting,
             held=HeldRows(self._cache, self._table, hold_s=config.hold_s, clock=clock),
             metrics=self.metrics,
-            max_step_tokens=max(budget, executor.max_rows),
+            max_step_tokens=step_tokens,
             lease_s=config.lease_s,
             lookup=_prompt_lookup(config, executor, seconds),
             heals=Heals(beside=executor.overlaps),
             find_shared=config.tree_attention and getattr(executor, "shares_prefix_reads", False),
             clock=clock,
+            guesser=RunGuesser(self._table, self._odds, jumps, max_tokens=step_tokens) if guesses else None,
             log=self._accesses,
         )
         self._turns = Turns(seconds)
-        self._odds = RunOdds()
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
         self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows, asks=self._overlap)
@@ -122,7 +127,7 @@ class EngineCore:
             metrics=self.metrics,
             vocab_size=executor.vocab_size,
             advancer=filler if isinstance(filler, BatchAdvancer) else None,
-            jumps=JumpPolicy(overlaps=self._overlap, step_seconds=seconds),
+            jumps=jumps,
             odds=self._odds,
             clock=clock,
         )
@@ -217,9 +222,9 @@ class EngineCore:
         """Drop every cached prefix that no running request uses. True when nothing is left in the cache."""
         return self._cache.flush()
 
-    def rest(self) -> None:
-        """Nobody has asked for anything for a while."""
-        self._executor.rest()
+    def rest(self) -> bool:
+        """Nobody asks for anything just now. True: there is more to prepare."""
+        return self._executor.rest()
 
     def set_waker(self, waker: Callable[[], None]) -> None:
         """`waker()` is called, from any thread, when has_work may have become true without a call from here."""

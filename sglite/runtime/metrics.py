@@ -22,6 +22,8 @@ class Metrics:
     computed_tokens: int = 0  # new tokens of all steps
     completion_tokens: int = 0
     forced_tokens: int = 0
+    guessed_runs: int = 0  # forced texts that entered before the token in front of them was known
+    wrong_guesses: int = 0  # and those of them that did not follow
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     stale_tokens: int = 0  # sampled for a row that had ended one step before

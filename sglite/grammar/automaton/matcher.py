@@ -130,8 +130,23 @@ class FollowedMatcher:
         if state is None or self._num_stops:
             return None
         if state.run is None:
-            state.run = _known_run(state)
+            state.run = self._find_run(state)
         return state.run
+
+    def _find_run(self, state: State) -> Run | None:
+        automaton, states = self._automaton, []
+        assert automaton is not None
+        tokens = state.said.forced or ()
+        at: State | None = state
+        try:
+            for token_id in tokens:  # an engine's word: whether they are legal is not asked
+                at = at.next.get(token_id) or automaton.after(at, token_id)
+                if at is None:
+                    return None
+                states.append(at)
+        except TooManyStates:
+            return None
+        return Run(tokens, tuple(states)) if states and not states[-1].finished else None
 
     def take_run(self, run: Run) -> None:
         """Accept what `known_run` gave."""
@@ -304,14 +319,3 @@ def take_known(matchers: Sequence[Matcher], token_ids: Sequence[int]) -> tuple[l
         unmoved.append(len(aheads))
         aheads.append(REFUSED)
     return aheads, unmoved, untold
-
-
-def _known_run(state: State) -> Run | None:
-    tokens, states = state.said.forced or (), []
-    at: State | None = state
-    for token_id in tokens:
-        at = at.next.get(token_id)
-        if at is None:
-            return None
-        states.append(at)
-    return Run(tokens, tuple(states)) if states and not states[-1].finished else None

@@ -15,14 +15,19 @@ from sglite.grammar.matcher import OVER, Bitmask, SharedMask
 
 
 class Said:
-    """`mask` and, where text is forced, `forced` and `ahead` are None until an engine was asked."""
+    """`mask` and, where text is forced, `forced` and `ahead` are None until an engine was asked.
 
-    __slots__ = ("ahead", "forced", "mask")
+    And what came of it, as far as somebody counts: see sglite.runtime.scheduler.odds."""
+
+    __slots__ = ("ahead", "draws", "followed", "forced", "hits", "likely", "mask", "runs")
 
     def __init__(self, *, finished: bool = False, is_forced: bool = False) -> None:
         self.mask: SharedMask | None = None
         self.forced: tuple[int, ...] | None = None if is_forced else ()
         self.ahead: int | None = None if is_forced else OVER if finished else 0  # what a BatchAdvancer says here
+        self.draws = self.runs = self.hits = 0
+        self.likely: tuple[int, ...] = ()
+        self.followed: dict[tuple[int, ...], int] | None = None
 
 
 class State:
@@ -30,7 +35,6 @@ class State:
 
     __slots__ = (
         "can_stop",
-        "draws",
         "finished",
         "inside",
         "next",
@@ -38,7 +42,6 @@ class State:
         "position",
         "room",
         "run",
-        "runs",
         "said",
     )
 
@@ -47,8 +50,6 @@ class State:
         self.said = said
         self.next: dict[int, State] = {}  # by token; what was taken before
         self.run: Run | None = None  # what is forced here, once its moves are known
-        self.draws = 0  # tokens that were drawn here, as far as somebody counts them
-        self.runs = 0  # those that forced text followed
         self.can_stop = position is not None and position.can_end
         self.finished = finished
         self.inside: Inside | None = None  # a string, and then where in it:

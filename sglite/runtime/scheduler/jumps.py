@@ -35,12 +35,19 @@ class JumpPolicy:
             return False
         if not self._overlaps:
             return True
-        if num_rows >= _MANY_ROWS:
-            return False
         steps = sum(saved.values())
-        several = self._step_seconds(num_rows, num_rows + steps)
+        return self.may_enter(num_rows) and self.enter(steps, steps, num_rows)
+
+    def may_enter(self, num_rows: int) -> bool:
+        """A device that works beside the host takes forced text of so many rows at once, where it pays."""
+        return num_rows < _MANY_ROWS
+
+    def enter(self, saved: float, tokens: int, num_rows: int, *, beside: int = 0) -> bool:
+        """Whether `tokens` more should enter a step of the rows, which saves so many of their steps. `beside`: other
+        tokens that enter it anyway, besides one a row."""
+        several = self._step_seconds(num_rows, num_rows + beside + tokens)
         if several is None:
             return False
-        one = self._step_seconds(num_rows, num_rows)
+        one = self._step_seconds(num_rows, num_rows + beside)
         dearer = several / one - 1 if one and several else _DEARER
-        return steps >= dearer * num_rows
+        return saved >= dearer * num_rows

@@ -92,7 +92,7 @@ class MaskFiller:
 
     def names(self, step: Step) -> bool:
         """Whether remembered masks are found for all rows at once; `fill` needs RowTable.plain_masks for that."""
-        return self._namer is not None and len(step.masked) >= _SEVERAL and not step.dropped
+        return self._namer is not None and len(step.masked) >= _SEVERAL
 
     def fill(
         self, step: Step, buffer: Bitmask, plain: BoolArray | None, *, over: Callable[[], bool] | None = None
@@ -103,7 +103,7 @@ class MaskFiller:
         self._memory.now += 1
         ends = np.cumsum(step.batch.num_logits, dtype=np.int32) - 1  # place of each row's last draw
         left: Sequence[int] = range(len(step.masked))
-        if self._namer is not None and not step.dropped:
+        if self._namer is not None:
             if plain is None:
                 left = self._name_few(self._namer, step, ends)
             elif plain.any():
@@ -136,7 +136,8 @@ class MaskFiller:
             request = step.requests[i]
             matcher = request.matcher
             mask: SharedMask | None = None
-            if matcher is not None and request.plain and not (request.finished or step.batch.num_drafts[i]):
+            over = request.finished or request in step.dropped
+            if matcher is not None and request.plain and not (over or step.batch.num_drafts[i]):
                 (mask,) = sharer.known((matcher,))
             if mask is not None and self._memory.knows(mask):
                 step.batch.mask_slots[ends[i]] = self._rows + mask.place
@@ -294,11 +295,11 @@ class MaskFiller:
 
 
 def _may_be_late(step: Step, bound: Bound) -> bool:
-    """The row's one new token is one of its own output, so that computing it again changes nothing that others read;
-    and a token that is drawn and dropped leaves no trace."""
+    """The row's new tokens are of its own output, so that computing them again changes nothing that others read; and a
+    token that is drawn and dropped leaves no trace."""
     i, _, _, request = bound
     batch = step.batch
-    return int(batch.num_new[i]) == 1 and int(batch.output_index[i]) > 0 and not request.sampling.needs_counts
+    return int(batch.num_new[i]) <= int(batch.output_index[i]) and not request.sampling.needs_counts
 
 
 def _fill_together(

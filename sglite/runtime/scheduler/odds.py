@@ -1,12 +1,15 @@
 """How likely forced text follows a row's next token, learned at each place of its grammar.
 
 After the second digit of a date, or a value of an enum, it always does; within a long string hardly ever. A place is
-the matcher's `state`, which all completions under a grammar share and which counts what came of it: `draws` and `runs`.
+what the grammar remembers where a matcher stands (`state.said`), which all completions under a grammar share, wherever
+in it a token meets the same. It counts what came of it: `draws`, those that forced text followed (`runs`), and how
+often each of a few texts did (`followed`; the one that did most is `likely`, with `hits`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,40 +19,88 @@ from sglite.runtime.request import Request
 _PRIOR = 2.0  # draws that the share of all places weighs at one
 _MEMORY = 0.05  # weight of the newest step in that share
 _MANY = 64  # rows of which no more are looked at: so many are like all
+_SURE = 0.3  # of the draws: by how much a likely text must have come more often than none
+_MOST_TEXTS = 8  # that are counted at a place
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The text that probably follows what a row is drawing, how often it did, and how often none did."""
+
+    index: int  # of the row
+    run: tuple[int, ...]
+    right: float
+    lost: float
 
 
 class RunOdds:
-    def __init__(self) -> None:
+    """`guesses`: likely texts enter before the token in front of them is known."""
+
+    def __init__(self, *, guesses: bool = False) -> None:
         self.share = 0.0  # of all draws, lately
+        self.likely: list[Likely] = []  # of the rows that were looked at last
+        self._guesses = guesses
 
     @staticmethod
     def places(matchers: Iterable[Matcher | None]) -> list[Any]:
         """Where the first matchers stand; None for those that do not tell."""
-        return [getattr(matcher, "state", None) for matcher in islice(matchers, _MANY)]
+        states = [getattr(matcher, "state", None) for matcher in islice(matchers, _MANY)]
+        return [None if state is None else state.said for state in states]
 
-    def drew(self, places: Sequence[Any], ahead: Sequence[int]) -> None:
+    def drew(self, places: Sequence[Any], ahead: Sequence[int], requests: Sequence[Request] = ()) -> None:
         """Tokens were drawn, the first ones at these places; `ahead`: of each, how many forced ones followed, or less
-        than 0."""
+        than 0. `requests`: whose matchers have taken them."""
         if not ahead:
             return
         runs = sum([run > 0 for run in ahead]) if any(ahead) else 0
         self.share += _MEMORY * (runs / len(ahead) - self.share)
-        for place, run in zip(places, ahead, strict=False):
-            if place is not None:
-                place.draws += 1
-                if run > 0:
-                    place.runs += 1
+        for place, run, request in zip(places, ahead, requests, strict=False):
+            if place is None:
+                continue
+            if run > 0:
+                place.runs += 1
+                if self._guesses:
+                    _saw(place, request.matcher)
+            elif not run:
+                state: Any = request.matcher.state  # type: ignore[union-attr]
+                if state is not None and state.said.ahead is None:  # nobody knows yet what is forced there
+                    continue
+            place.draws += 1
 
     def expected(self, requests: Sequence[Request]) -> float:
-        """Runs that may follow what these rows are drawing."""
-        total = 0.0
-        for request in requests[:_MANY]:
+        """Runs that may follow what these rows are drawing, and that nobody guesses (`likely`)."""
+        total, share, prior = 0.0, self.share, _PRIOR * self.share
+        likely: list[Likely] = []
+        for i, request in enumerate(requests[:_MANY]):
             matcher = request.matcher
             if matcher is None or request.num_ahead:  # what it draws is known
                 continue
-            place = getattr(matcher, "state", None)
-            if place is None:
-                total += self.share
-            else:
-                total += (place.runs + _PRIOR * self.share) / (place.draws + _PRIOR)
-        return total * max(1.0, len(requests) / _MANY)
+            state = getattr(matcher, "state", None)
+            if state is None:
+                total += share
+                continue
+            place = state.said
+            draws = place.draws
+            total += (place.runs + prior) / (draws + _PRIOR)
+            hits = place.hits
+            if hits and hits - (lost := draws - place.runs) > _SURE * draws:
+                total -= (hits - lost) / draws
+                likely.append(Likely(i, place.likely, hits / draws, lost / draws))
+        self.likely = likely
+        return max(0.0, total) * max(1.0, len(requests) / _MANY)
+
+
+def _saw(place: Any, matcher: Any) -> None:
+    """A run follows, in front of which the matcher stands."""
+    known = getattr(matcher, "known_run", None)
+    run = None if known is None else known()
+    if run is None:
+        return
+    followed = place.followed
+    if followed is None:
+        followed = place.followed = {}
+    count = followed.get(run.tokens, 0) + 1
+    if count > 1 or len(followed) < _MOST_TEXTS:
+        followed[run.tokens] = count
+        if count > place.hits:
+            place.likely, place.hits = run.tokens, count

@@ -12,8 +12,7 @@ The order for one token, which decides what a token that is several things at on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,6 +41,7 @@ from sglite.runtime.scheduler.delayed import DelayedMatcher
 from sglite.runtime.scheduler.jumps import JumpPolicy
 from sglite.runtime.scheduler.odds import RunOdds
 from sglite.runtime.scheduler.rows import MATCHER, STREAMS, RowTable, Step
+from sglite.runtime.scheduler.runs import Runs
 from sglite.runtime.scheduler.scheduler import Scheduler
 from sglite.runtime.stop import StopRegexTimeout
 from sglite.text.types import TextTokenizer
@@ -77,6 +77,8 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
+        self._runs = Runs(table, metrics, lambda request: self._emit(request))
+        self._guessed: list[int] = []  # batch indices of the step being applied: their token and its text are stored
         self._outbox: list[Output] = []
         self._jobs_over: list[str] = []
 
@@ -99,7 +101,8 @@ class OutputProcessor:
     def apply(self, step: Step, result: StepResult, following: Step | None = None) -> None:
         """`following` is on the device behind it."""
         self._jumping.clear()
-        others, accepted = self._take_plain(step, result)
+        self._guessed = []
+        others, accepted = self._take_plain(step, result, following)
         for i in others:
             self._take_drawn(step, result, i, accepted.get(i), following)
         for i in step.targets:
@@ -111,7 +114,7 @@ class OutputProcessor:
             if not request.finished and request not in step.dropped:
                 self.finish(request, RequestStatus.LENGTH)
 
-    def _take_plain(self, step: Step, result: StepResult) -> tuple[list[int], dict[int, bool]]:
+    def _take_plain(self, step: Step, result: StepResult, following: Step | None) -> tuple[list[int], dict[int, bool]]:
         """All rows at once whose token only has to be stored, and sent where they stream. Returns the batch indices
         of the other rows that sampled or failed, and what the matchers of some of those said to the token."""
         batch, table = step.batch, self._table
@@ -126,13 +129,14 @@ class OutputProcessor:
         accepted: dict[int, bool] = {}
         if some_flags & MATCHER:
             bound = (plain & ((flags & MATCHER) != 0)).nonzero()[0].tolist()
-            if bound:
-                accepted = self._advance(step, tokens, bound)
+            if bound or (following is not None and following.guesses):
+                accepted = self._advance(step, tokens, bound, following)
                 plain[list(accepted)] = False
         others = batch.samples & ~plain
+        if self._guessed:
+            others[self._guessed] = False
         if self._jumping:
-            taken = self._take_runs(step, tokens)
-            others[taken] = False
+            others[self._runs.enter(step, tokens, self._jumping)] = False
         if result.errors:
             others[list(result.errors)] = True
         if step.late:
@@ -148,7 +152,7 @@ class OutputProcessor:
                 self._stream(step.requests[i], int(tokens[i]))
         return others.nonzero()[0].tolist(), accepted
 
-    def _advance(self, step: Step, tokens: IntArray, indices: list[int]) -> dict[int, bool]:
+    def _advance(self, step: Step, tokens: IntArray, indices: list[int], following: Step | None) -> dict[int, bool]:
         """Show each row's token to its matcher, all in native threads where the grammar side can. Returns the rows
         for which there is more to do: refused (False), or the output's end or forced text follows (True)."""
         requests = step.requests if len(indices) == len(step.requests) else [step.requests[i] for i in indices]
@@ -161,66 +165,42 @@ class OutputProcessor:
             except Exception as error:  # noqa: BLE001 - which of them have moved is unknown: these requests end
                 for request in requests:
                     self.fail(request, _request_error(error))
+                if following is not None:
+                    self._runs.settle_guesses(step, tokens, (), (), following)
                 return dict.fromkeys(indices, False)
         else:
             verdicts = [self._accepts(r, token_id) for r, token_id in zip(requests, token_ids, strict=True)]
-        self._odds.drew(places, verdicts)
+        self._odds.drew(places, verdicts, requests)
+        if following is not None and following.guesses:
+            self._guessed = self._runs.settle_guesses(step, tokens, indices, verdicts, following)
+            more.update(dict.fromkeys(self._guessed, True))
+        return self._look_ahead(step, indices, requests, verdicts, more)
+
+    def _look_ahead(
+        self, step: Step, indices: list[int], requests: list[Request], verdicts: Sequence[int], more: dict[int, bool]
+    ) -> dict[int, bool]:
+        """What `_advance` returns: `more` has the rows that are settled."""
         saved: dict[int, int] = {}
         if any(verdicts):
             drawing = (self._table.in_flight[step.batch.rows] > 1).tolist()  # the next draw is under way
             for k, ahead in enumerate(verdicts):
-                if not ahead:
-                    continue
                 i, request = indices[k], requests[k]
+                if not ahead or i in more:
+                    continue
                 if ahead < 0 or request.finished:
                     more[i] = ahead == OVER and not request.finished
                 elif request.completion is not None and request.completion.jump_forward:
                     if ahead > drawing[i]:
                         saved[i] = ahead - drawing[i]
                     else:
-                        self._count_forced(request, 1)
+                        self._runs.count_forced(request, 1)
         if self._jumps.pays(saved, len(step.requests)):
             self._jumping.update(saved)
             more.update(dict.fromkeys(saved, True))
         else:
             for i in saved:
-                self._count_forced(step.requests[i], 1)
+                self._runs.count_forced(step.requests[i], 1)
         return more
-
-    def _take_runs(self, step: Step, tokens: IntArray) -> list[int]:
-        """All rows at once whose token and the text that it forces only have to be stored, and sent where they stream.
-        Returns their batch indices; the other ones that jump go the long way."""
-        table = self._table
-        taken: list[int] = []
-        runs: list[tuple[int, ...]] = []
-        for i in self._jumping:
-            request = step.requests[i]
-            matcher: Any = request.matcher  # a KnowsRuns, perhaps; asking isinstance takes longer than all the rest
-            known, row = getattr(matcher, "known_run", None), request.row
-            run = None if known is None else known()
-            if run is not None and table.length[row] + 1 + len(run.tokens) < table.limit[row]:
-                matcher.take_run(run)
-                self._count_forced(request, len(run.tokens))
-                taken.append(i)
-                runs.append((int(tokens[i]), *run.tokens))
-        if taken:
-            requests = [step.requests[i] for i in taken]
-            ahead = table.advance_by([request.row for request in requests], runs)
-            self._metrics.completion_tokens += sum(map(len, runs))
-            for k in np.flatnonzero(ahead).tolist():
-                requests[k].num_ahead += 1
-            for request in requests:
-                completion = request.completion
-                if completion is not None and completion.stream:
-                    table.settle(request)
-                    self._emit(request)
-        return taken
-
-    def _count_forced(self, request: Request, count: int) -> None:
-        """Tokens that the grammar decides, entered at once or drawn next."""
-        assert request.completion is not None
-        request.completion.forced_tokens += count
-        self._metrics.forced_tokens += count
 
     def _accepts(self, request: Request, token_id: int) -> int:
         """What a BatchAdvancer says of one matcher."""
@@ -379,7 +359,7 @@ class OutputProcessor:
     def _draw_forced(self, request: Request) -> None:
         """The next token will be a forced one, under its mask."""
         if request.matcher is not None and request.matcher.forced():
-            self._count_forced(request, 1)
+            self._runs.count_forced(request, 1)
 
     def _append_forced(self, request: Request) -> RequestStatus | None:
         completion, matcher = request.completion, request.matcher
@@ -390,7 +370,7 @@ class OutputProcessor:
             return None
         if matcher.accept(run) != len(run):
             raise GrammarViolation("a forced text was refused by its own grammar; this is an engine error")
-        self._count_forced(request, len(run))
+        self._runs.count_forced(request, len(run))
         self._metrics.completion_tokens += len(run)
         for token_id in run:
             request.append(token_id)

@@ -8,6 +8,9 @@ Per row, with `computed <= length` except for one sampled token that the host ha
 A row wants min(length + in_flight, end) - computed new tokens. Where a token is in flight, everything known is
 computed already, so the row's one new token is read on the device.
 
+Where text is guessed to follow the token in flight (guesses.py), in_flight counts it too, and it stands in the row's
+tokens behind that token's place, until the token is known.
+
 Drafts stand in the row's tokens behind `length` until the step that verifies them. While that is under way the row
 has computed more than it knows, so it wants nothing; the result sets `computed` back to what was accepted.
 
@@ -17,7 +20,7 @@ All numbers of a row stand side by side in one array: a step gathers its rows on
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -66,6 +69,8 @@ class Step:
     assumed: list[int] = field(default_factory=list)  # batch indices of rows whose draft counts as confirmed till then
     dropped: set[Request] = field(default_factory=set)  # computed from wrong KV: their results count for nothing
     late: list[int] = field(default_factory=list)  # batch indices of rows without their mask: what they draw is dropped
+    guesses: Mapping[Request, tuple[int, ...]] = field(default_factory=dict)  # text that rows enter behind a token in
+    # flight, until that is known
 
 
 class RowView:
@@ -93,6 +98,14 @@ class RowView:
     def within_prompt(self) -> list[int]:
         """Places of rows that have prompt tokens to compute."""
         return (self.computed < self.numbers[:, _PROMPT]).nonzero()[0].tolist()
+
+    def draws_in_flight(self) -> list[int]:
+        """Places of rows that stand behind a draw of their grammar which is under way, and wait for nothing else."""
+        if not self.any_flags & MATCHER:
+            return []
+        ready = (self.flags & (PLAIN | MATCHER)) == PLAIN | MATCHER
+        ready &= (self.in_flight == 1) & (self.computed == self.numbers[:, _LENGTH])
+        return ready.nonzero()[0].tolist()
 
     def with_flag(self, flag: int) -> list[int]:
         """Places of rows that have it."""
@@ -193,9 +206,9 @@ class RowTable:
         self.numbers[rows] = numbers
 
     def postpone(self, step: Step) -> None:
-        """The late rows of a step that is not sampled yet compute their last token again in the next one."""
+        """The late rows of a step that is not sampled yet compute their tokens again in the next one."""
         rows = step.batch.rows[step.late]
-        self.computed[rows] -= 1
+        self.computed[rows] -= step.batch.num_new[step.late]
         self.in_flight[rows] -= 1
 
     def advance_by(self, rows: list[int], runs: list[tuple[int, ...]]) -> BoolArray:
@@ -228,6 +241,31 @@ class RowTable:
         if ahead:
             numbers[_FLAGS] &= ~PLAIN
         return ahead
+
+    def guess(self, request: Request, run: tuple[int, ...]) -> None:
+        """Text that the next step enters behind the token in flight, until `take_guesses` or `take_back`."""
+        at = int(self.length[request.row]) + 1
+        self.tokens[request.row, at : at + len(run)] = run
+        self.in_flight[request.row] = 1 + len(run)
+
+    def take_guesses(self, rows: list[int], tokens: IntArray, lengths: list[int]) -> None:
+        """The tokens in flight are known, and the texts behind them (of these lengths) were guessed rightly. What the
+        rows drew there is under way."""
+        places = np.array(rows, np.int32)
+        numbers = self.numbers[places]
+        self.tokens[places, numbers[:, _LENGTH]] = tokens
+        numbers[:, _LENGTH] += np.array(lengths, np.int32) + 1
+        numbers[:, _IN_FLIGHT] = 1
+        self.numbers[places] = numbers
+
+    def take_back(self, request: Request) -> None:
+        """What was guessed is wrong, or was not entered: only the one token is in flight. What a step under way
+        computes of the row counts for nothing."""
+        row = request.row
+        self.computed[row] = self.length[row]
+        self.in_flight[row] = 1
+        self._loads += 1
+        self.tenant[row] = self._loads
 
     def draft(self, request: Request, drafts: IntArray, *, assume: bool = False) -> None:
         """Tokens to verify in the next step, behind those that a row knows; none may be in flight. `assume`: from that

@@ -27,6 +27,7 @@ from sglite.runtime.metrics import Metrics
 from sglite.runtime.request import Request, RequestStatus
 from sglite.runtime.scheduler.admission import Admission, Admitted, before_sample
 from sglite.runtime.scheduler.drafts import PromptLookup
+from sglite.runtime.scheduler.guesses import NO_GUESSES, RunGuesser
 from sglite.runtime.scheduler.heals import Heals
 from sglite.runtime.scheduler.held import HeldRows
 from sglite.runtime.scheduler.policy import WaitingList
@@ -52,6 +53,7 @@ class Scheduler:
         lookup: PromptLookup | None,
         heals: Heals,
         clock: Callable[[], float],
+        guesser: RunGuesser | None = None,
         log: AccessLog | None = None,
     ) -> None:
         """`max_step_tokens` is at least the number of rows, so that every decoding row fits every step.
@@ -79,6 +81,7 @@ class Scheduler:
         self._lease_s = lease_s
         self._find_shared = find_shared
         self._lookup = lookup
+        self._guesser = guesser
         self._clock = clock
         self._steps = 0
         self._sequence = 0
@@ -180,14 +183,21 @@ class Scheduler:
         if self._lookup is not None and self._lookup.tries(len(running)):
             self._draft(self._lookup)
         view = running.view()
-        new, updates = view.rows, NO_UPDATES  # both empty where nothing runs
+        new, updates, guesses = view.rows, NO_UPDATES, NO_GUESSES  # the first two empty where nothing runs
         retracted = False
         if len(running):
+            if self._guesser is not None and (guesses := self._guesser.guess(running.requests, view)):
+                view = running.view()
             new = self._wanted(view)
             while (found := running.find_pages(view, new, now)) is None:
-                if not self._make_room():
+                if self._guesser is not None and guesses:
+                    self._guesser.take_back(guesses)
+                    guesses = NO_GUESSES
+                elif self._make_room():
+                    retracted = True
+                else:
                     return None
-                view, retracted = running.view(), True
+                view = running.view()
                 new = self._wanted(view)
             updates = found
             for i in view.within_prompt():
@@ -200,7 +210,10 @@ class Scheduler:
             if admitted.requests:
                 updates = joined([updates, *running.pages_of(admitted.requests)])
                 new = np.concatenate([new, np.array(admitted.new, np.int32)])
-        return self._build(new, admitted, updates, None if admits else view)
+        step = self._build(new, admitted, updates, None if admits else view)
+        if step is not None:
+            step.guesses = guesses
+        return step
 
     def _build(self, new: IntArray, admitted: Admitted, updates: PageUpdates, view: RowView | None) -> Step | None:
         """The batch of all running rows that compute something. `view`: of all of them, if there is one."""
