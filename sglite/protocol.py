@@ -251,10 +251,11 @@ def ids_digest(ids: Sequence[int]) -> str:
     return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).hexdigest()
 
 
-class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call of a program whose state a server keeps: exactly one of `generate` and `score`.
+class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A call of a program whose state a server keeps: exactly one of `generate` and `score`, which name the program.
 
-    The prompt is the first `keep` tokens of what the call `base` read and wrote, and then what the request brings.
+    The prompt is the first `keep` tokens (-1: all) of what the call `base` read and wrote, and then what the request
+    brings. One with all of them may be sent while `base` runs.
     `after`: outputs of this very call that the client has got already; it is not made again, they go on from there.
     `released`: rows of earlier calls that no call will continue.
     """
@@ -265,6 +266,27 @@ class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keep: int = 0
     after: int = 0
     released: tuple[str, ...] = ()
+
+
+class ProgramFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client asks a server for at one moment: calls of any of its programs. Each is an encoded ProgramCall, so
+    that a wrong one is refused by itself. `given_up`: (program, call) of calls that nobody waits for; `ended`: programs
+    that are over."""
+
+    calls: tuple[msgspec.Raw, ...] = ()
+    given_up: tuple[tuple[str, str], ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+class CallAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What is new of a frame's call, by its number there. `over`: nothing follows. `error`: in place of an answer, in
+    the shape of the server's error bodies, with its "status"."""
+
+    call: int
+    over: bool = False
+    generated: RequestOutput | None = None
+    scored: ScoreOutput | None = None
+    error: dict[str, Any] | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 import sglite as sgl
 from sglite.lang.backends.http import Http, Unreachable
 from sglite.lang.backends.sglite_server import RuntimeEndpoint
+from sglite.protocol import CallAnswer
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.sessions import ProgramSessions
@@ -62,20 +63,20 @@ def agent(s: Any, turns: int = 3) -> None:
 
 def sent(bodies: list[Any]) -> list[tuple[bool, int]]:
     """(named an earlier call, prompt tokens) of each call that went over the wire."""
-    calls = [json.loads(body) for body in bodies]
-    return [(c.get("base") is not None, len((c["generate"] or c["score"])["prompt"])) for c in calls]
+    calls = [call for body in bodies for call in msgspec.msgpack.decode(body).get("calls", ())]
+    return [(c.get("base") is not None, len((c.get("generate") or c["score"])["prompt"])) for c in calls]
 
 
 @pytest.fixture
 def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    events = Http.events
+    chunks = Http.chunks
 
-    def watched(self: Http, path: str, body: Any) -> Any:
+    def watched(self: Http, path: str, body: bytes, *, closing: bool = False) -> Any:
         found.append(body)
-        return events(self, path, body)
+        return chunks(self, path, body, closing=closing)
 
-    monkeypatch.setattr(Http, "events", watched)
+    monkeypatch.setattr(Http, "chunks", watched)
     return found
 
 
@@ -107,18 +108,18 @@ def test_a_choice_may_follow_a_generation_with_nothing_between(engine: sgl.Engin
 def test_a_broken_connection_costs_nothing(
     engine: sgl.Engine, app: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events, breaks = Http.events, [0]
+    chunks, breaks = Http.chunks, [0]
 
-    async def fragile(self: Http, path: str, body: Any) -> AsyncGenerator[Any]:
+    async def fragile(self: Http, path: str, body: bytes, *, closing: bool = False) -> AsyncGenerator[bytes]:
         count = 0
-        async for found in events(self, path, body):
+        async for found in chunks(self, path, body, closing=closing):
             count += 1
             yield found
             if count == 2 and breaks[0] < 5:
                 breaks[0] += 1
                 raise Unreachable("the cable is out")
 
-    monkeypatch.setattr(Http, "events", fragile)
+    monkeypatch.setattr(Http, "chunks", fragile)
     before = engine.stats()["requests"]
     remote = agent.run(backend=backend, stream=True)
     text = remote.text()
@@ -170,54 +171,86 @@ def test_a_program_that_is_given_up_runs_no_further_there(engine: sgl.Engine, ap
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"generate": null}',
-        b'{"score": {"request_id": "a", "prompt": "text", "continuations": [[1]]}}',
-        b'{"score": {"request_id": "a/b", "prompt": [1], "continuations": [[1]]}}',
-        b'{"score": {"request_id": "a", "prompt": [1], "continuations": [[1]]}, "after": 3}',
-        b'{"score": {"request_id": "a", "prompt": [1], "continuations": [[1]]}, "base": "b", "keep": 2}',
-        b'{"score": {"request_id": "a", "prompt": [99999], "continuations": [[1]]}}',
-        b'{"score": {"request_id": "a", "prompt": [-1], "continuations": [[1]]}}',
-        b'{"score": {"request_id": "a", "prompt": [1], "continuations": [[1]]}, "keep": "x"}',
-        b'{"generate": {"request_id": "a", "prompt": [1], "sampling_params": {"n": 1000}}}',
-        b'{"generate": {"request_id": "a", "prompt": [1], "sampling_params": {"temperature": -1}}}',
-        b'{"generate": {"request_id": "a", "prompt": [1], "grammar": {"kind": "regex", "source": "["}}}',
-        b"[" * 100_000,
-    ],
+    "body", [b"", b"[]", b"\x81\xa5calls\x01", b"\x81\xa1x\x90", b"\x91" * 100_000, b'{"calls": []}']
 )
-async def test_nonsense_is_refused_by_name(app: Any, body: bytes) -> None:
+async def test_what_is_no_frame_is_refused(app: Any, body: bytes) -> None:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        answer = await client.post("/programs/p/calls", content=body)
+        answer = await client.post("/programs/calls", content=body)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["message"]
-        assert (await client.delete("/programs/p")).status_code == 200
-        assert (await client.delete("/programs/unknown/calls/x")).status_code == 200
+
+
+P = {"program_id": "p"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {},
+        {"generate": None},
+        {"generate": {"request_id": "a", "prompt": [1]}},
+        {"score": {"request_id": "a", "prompt": "text", "continuations": [[1]], "program": P}},
+        {"score": {"request_id": "a/b", "prompt": [1], "continuations": [[1]], "program": P}},
+        {"score": {"request_id": "a", "prompt": [1], "continuations": [[1]], "program": {"program_id": "a/b"}}},
+        {"score": {"request_id": "a", "prompt": [1], "continuations": [[1]], "program": P}, "after": 3},
+        {"score": {"request_id": "a", "prompt": [1], "continuations": [[1]], "program": P}, "base": "b", "keep": 2},
+        {"score": {"request_id": "a", "prompt": [1], "continuations": [[1]], "program": P}, "base": "b", "keep": -1},
+        {"score": {"request_id": "a", "prompt": [99999], "continuations": [[1]], "program": P}},
+        {"score": {"request_id": "a", "prompt": [-1], "continuations": [[1]], "program": P}},
+        {"generate": {"request_id": "a", "prompt": [1], "sampling_params": {"n": 1000}, "program": P}},
+        {"generate": {"request_id": "a", "prompt": [1], "sampling_params": {"temperature": -1}, "program": P}},
+        {"generate": {"request_id": "a", "prompt": [1], "grammar": {"kind": "regex", "source": "["}, "program": P}},
+    ],
+)
+async def test_a_wrong_call_is_refused_by_itself(app: Any, call: dict[str, Any]) -> None:
+    good = {"generate": {"request_id": "good", "prompt": [1], "sampling_params": {"max_tokens": 1}, "program": P}}
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        refused, answered = await asked(client, [call, good])
+        assert refused.error is not None
+        assert refused.error["status"] == 400
+        assert refused.error["message"]
+        assert answered.generated is not None
+        await asked(client, [], ended=["p", "unknown"], given_up=[("unknown", "x")])
 
 
 async def test_tenants_do_not_meet(engine: sgl.Engine) -> None:
     keys = ("first-key", "second-key")
     app = create_app(engine, ServerConfig(api_keys=keys))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    call = {"generate": {"request_id": "a", "prompt": [1, 2, 3], "sampling_params": {"max_tokens": 2}, "hold": True}}
-    more = {
-        "generate": {"request_id": "b", "prompt": [4], "sampling_params": {"max_tokens": 2}},
-        "base": "a",
-        "keep": 3,
-    }
+    two_tokens = {"sampling_params": {"max_tokens": 2}, "stream": False, "program": P}
+    call = {"generate": {"request_id": "a", "prompt": [1, 2, 3], "hold": True, **two_tokens}}
+    more = {"generate": {"request_id": "b", "prompt": [4], **two_tokens}, "base": "a", "keep": 3}
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        assert (await client.post("/programs/p/calls", json=call)).status_code == 401
+        assert (await client.post("/programs/calls", content=msgspec.msgpack.encode({}))).status_code == 401
         one, two = ({"authorization": f"Bearer {key}"} for key in keys)
-        assert (await client.post("/programs/p/calls", json=call, headers=one)).status_code == 200
-        refused = await client.post("/programs/p/calls", json=more, headers=two)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "base")
-        assert (await client.post("/programs/p/calls", json=more, headers=one)).status_code == 200
+        (answer,) = await asked(client, [call], headers=one)
+        assert answer.generated is not None
+        (answer,) = await asked(client, [more], headers=two)
+        assert answer.error is not None
+        assert (answer.error["status"], answer.error["param"]) == (400, "base")
+        (answer,) = await asked(client, [more], headers=one)
+        assert answer.generated is not None
         for headers in (one, two):
-            await client.delete("/programs/p", headers=headers)
+            await asked(client, [], ended=["p"], headers=headers)
+
+
+async def asked(
+    client: httpx.AsyncClient, calls: list[Any], *, headers: dict[str, str] | None = None, **more: Any
+) -> list[CallAnswer]:
+    """The last answer to each call."""
+    body = msgspec.msgpack.encode({"calls": calls, **more})
+    answer = await client.post("/programs/calls", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: dict[int, CallAnswer] = {}
+    data = answer.content
+    while data:
+        size = 4 + int.from_bytes(data[:4], "little")
+        for each in msgspec.msgpack.decode(data[4:size], type=list[CallAnswer]):
+            found[each.call] = each
+        data = data[size:]
+    return [each for _, each in sorted(found.items())]
 
 
 def eventually(holds: Callable[[], bool]) -> None:

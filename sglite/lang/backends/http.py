@@ -126,19 +126,33 @@ class Http:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
+    async def chunks(self, path: str, body: bytes, *, closing: bool = False) -> AsyncGenerator[bytes]:
+        """The bytes of a streamed answer as they come. Raises as `post`. `closing`: also after `close`, while there are
+        connections."""
+        try:
+            async with self._streamed(path, {"content": body}, closing=closing) as answer:
+                if answer.status_code != 200:
+                    _checked(answer, await answer.aread())
+                async for chunk in answer.aiter_raw():
+                    yield chunk
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
     @contextlib.asynccontextmanager
-    async def _streamed(self, path: str, given: dict[str, Any]) -> AsyncGenerator[httpx.Response]:
-        with self._client() as client:
+    async def _streamed(
+        self, path: str, given: dict[str, Any], *, closing: bool = False
+    ) -> AsyncGenerator[httpx.Response]:
+        with self._client(closing=closing) as client:
             async with client.stream("POST", path, **given) as answer:
                 yield answer
 
     @contextlib.contextmanager
-    def _client(self) -> Iterator[httpx.AsyncClient]:
+    def _client(self, *, closing: bool = False) -> Iterator[httpx.AsyncClient]:
         """A pool belongs to the event loop that opened its connections. Raises BackendError after `close`."""
-        if self._closed:
-            raise BackendError(f"this backend has been closed: make a new one for {self.base_url}")
         loop = asyncio.get_running_loop()
         pool = self._clients.get(loop)
+        if self._closed and (pool is None or not closing):
+            raise BackendError(f"this backend has been closed: make a new one for {self.base_url}")
         if pool is None:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
             client = httpx.AsyncClient(

@@ -113,7 +113,7 @@ class RuntimeEndpoint:
         self.tokenizer: TextTokenizer | None = _tokenizer(tokenizer, info.get("tokenizer_path"))
         keeps_programs = keeps_programs and self.tokenizer is not None
         self._sessions = ServerSessions(self._http) if keeps_programs else None
-        self.holds_rows = keeps_programs
+        self.holds_rows = self.takes_followers = keeps_programs
 
     @property
     def base_url(self) -> str:
@@ -121,6 +121,8 @@ class RuntimeEndpoint:
 
     def close(self) -> None:
         """Close the connections."""
+        if self._sessions is not None:
+            self._sessions.close()
         self._http.close()
 
     def get_model_name(self) -> str:

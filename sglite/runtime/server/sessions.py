@@ -13,7 +13,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from sglite.errors import InvalidRequest, Overloaded, SgliteError
+from sglite.errors import InvalidRequest, Overloaded
 from sglite.protocol import RequestOutput, ScoreOutput, without_prompt
 
 EXPIRES_S = 120.0
@@ -27,72 +27,71 @@ Source = Callable[[], AsyncGenerator[Output, None]]
 
 
 class RunningCall:
-    """A call, its outputs so far, and whoever follows it."""
+    """A call, its outputs so far, and whoever follows it. `outputs`, `error` and `over` are for reading."""
 
     def __init__(
         self,
         outputs: AsyncGenerator[Output, None],
         finished: Callable[[tuple[int, ...]], None],
-        prompt: tuple[int, ...],
+        prompt: Callable[[], tuple[int, ...]],
     ) -> None:
-        """`finished` is told what the call read and wrote."""
-        self._prompt = prompt  # until it is over: the outputs of many long calls are kept
-        self._outputs: list[Output] = []
-        self._error: SgliteError | Exception | None = None
-        self._over = False
-        self._changed = asyncio.Event()
+        """`finished` is told what the call read and wrote. `prompt`: the ids that the client knows it by; asked for
+        when the first output is there."""
+        self.outputs: list[Output] = []  # without the ids of the prompt that was sent
+        self.error: Exception | None = None
+        self.over = False
+        self._followers: list[Callable[[], None]] = []
         self._finished = finished
-        self._task = asyncio.ensure_future(self._run(outputs))
+        self._task = asyncio.ensure_future(self._run(outputs, prompt))
 
-    async def follow(self, after: int) -> AsyncGenerator[Output, None]:
-        """All outputs behind the first `after`, as they come, without the ids of the prompt that was sent. Raises what
-        ended the call."""
-        at = after
-        while True:
-            while at < len(self._outputs):
-                at += 1
-                yield self._outputs[at - 1]
-            if self._over:
-                break
-            self._changed.clear()
-            await self._changed.wait()
-        if self._error is not None:
-            raise self._error
+    def follow(self, changed: Callable[[], None]) -> None:
+        """`changed` is called whenever there is more to read."""
+        self._followers.append(changed)
+
+    def unfollow(self, changed: Callable[[], None]) -> None:
+        self._followers.remove(changed)
 
     def cancel(self) -> None:
         self._task.cancel()
-        self._over = True  # the task may not have begun
-        self._changed.set()
-
-    @property
-    def over(self) -> bool:
-        return self._over
+        self._end()  # the task may not have begun
 
     async def ended(self) -> None:
         """Waits until the engine has been told what it is told when a call is over or cancelled."""
         await asyncio.wait((self._task,))
 
-    async def _run(self, outputs: AsyncGenerator[Output, None]) -> None:
+    async def _run(self, outputs: AsyncGenerator[Output, None], prompt: Callable[[], tuple[int, ...]]) -> None:
+        sent: tuple[int, ...] = ()
         used: tuple[int, ...] = ()
         written: list[int] = []
         try:
             async for output in outputs:
+                if not self.outputs:
+                    sent = prompt()
                 if isinstance(output, RequestOutput):
                     if output.index == 0:
                         used = used or output.prompt_token_ids
                         written += output.token_ids
-                    output = without_prompt(output, self._prompt)
-                self._outputs.append(output)
-                self._changed.set()
-            if self._outputs:
-                self._finished((*(used or self._prompt), *written))
-        except Exception as error:  # noqa: BLE001 - raised again by whoever follows
-            self._error = error
+                    output = without_prompt(output, sent)
+                    if output.finished and output.index == 0:
+                        self._finished((*(used or sent), *written))
+                else:
+                    self._finished(sent)
+                self.outputs.append(output)
+                self._tell()
+        except Exception as error:  # noqa: BLE001 - told to whoever follows
+            self.error = error
         finally:
             await outputs.aclose()
-            self._over = True
-            self._prompt = ()
-            self._changed.set()
+            self._end()
+
+    def _end(self) -> None:
+        if not self.over:
+            self.over = True
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._followers:
+            changed()
 
 
 @dataclass(eq=False)
@@ -135,6 +134,7 @@ class ProgramSession:
         if base is None:
             return ids
         known = self.tokens.get(base)
+        keep = len(known) if known is not None and keep == -1 else keep
         if known is None or not 0 <= keep <= len(known):
             raise InvalidRequest(
                 f"the server does not know the first {keep} tokens of call {base!r}; send the whole prompt",

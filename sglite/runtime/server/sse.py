@@ -31,9 +31,10 @@ def event(data: Any, *, name: str | None = None) -> bytes:
 class EventStream(Response):
     """Sends what the generator gives. A client that leaves ends the generator at once, also between two events."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None] | Primed[bytes]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None] | Primed[bytes], *, media_type: str = "text/event-stream"
+    ) -> None:
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.body = b""

@@ -61,13 +61,15 @@ async def test_a_call_that_is_over_keeps_its_outputs_and_not_its_prompt() -> Non
         yield RequestOutput(request_id="r", index=0, token_ids=(7,), prompt_token_ids=prompt[:-1])
         yield RequestOutput(request_id="r", index=0, token_ids=(8,), finish_reason=FinishReason.STOP)
 
-    call = RunningCall(outputs(), known.append, prompt)
-    for _ in range(2):
-        found = [output async for output in call.follow(0)]
-        shown = [(o.token_ids, o.prompt_token_ids) for o in found if isinstance(o, RequestOutput)]
-        assert shown == [((7,), ()), ((8,), ())]
+    told: list[int] = []
+    call = RunningCall(outputs(), known.append, lambda: prompt)
+    call.follow(lambda: told.append(len(call.outputs)))
+    await call.ended()
+    shown = [(o.token_ids, o.prompt_token_ids) for o in call.outputs if isinstance(o, RequestOutput)]
+    assert shown == [((7,), ()), ((8,), ())]
+    assert call.over
+    assert told == [1, 2, 2]
     assert known == [(*prompt[:-1], 7, 8)]
-    assert not call._prompt
 
 
 class Engine:
@@ -95,7 +97,7 @@ async def test_rows_are_released_after_the_calls_that_may_hold_them_were_aborted
 
     kept = ProgramSessions()
     session = kept.session("p", lambda session: None)
-    session.calls["r"] = RunningCall(outputs(), lambda ids: None, (1,))
+    session.calls["r"] = RunningCall(outputs(), lambda ids: None, lambda: (1,))
     session.held.add("r")
     await asyncio.sleep(0)
     kept.drop("p")

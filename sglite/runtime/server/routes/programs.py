@@ -1,65 +1,160 @@
-"""/programs: the state of a program that runs elsewhere, kept beside the engine; see sessions.py.
+"""/programs/calls: what programs that run elsewhere ask for, whose state is kept beside the engine (sessions.py).
 
-    POST   /programs/{program}/calls          one call: what is new of its prompt -> a stream of its outputs
-    DELETE /programs/{program}/calls/{call}   give a call up
-    DELETE /programs/{program}                the program is over
-
-Bodies and outputs are the structs of sglite.protocol as JSON: both ends are sglite's.
+A body is one ProgramFrame: all that the client's programs ask for at one moment. The answer is a stream of frames, each
+the length of what follows (four bytes, little endian) and a list of CallAnswers: all that is new at one moment.
+Bodies and answers are the structs of sglite.protocol as msgpack: both ends are sglite's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from sglite.errors import InvalidRequest
-from sglite.protocol import GenerateRequest, ProgramCall, ProgramRef, ScoreRequest
+from sglite.errors import InvalidRequest, SgliteError
+from sglite.protocol import (
+    CallAnswer,
+    GenerateRequest,
+    ProgramCall,
+    ProgramFrame,
+    RequestOutput,
+    ScoreRequest,
+)
 from sglite.runtime.server import convert
-from sglite.runtime.server.deps import CallDep, ServiceDep, TenantDep
+from sglite.runtime.server.deps import CallDep, ServiceDep
+from sglite.runtime.server.errors import error_body, hidden
 from sglite.runtime.server.service import Call, Service
 from sglite.runtime.server.sessions import Output, ProgramSession, RunningCall
-from sglite.runtime.server.sse import DONE, EventStream, event, guarded, primed, while_connected
+from sglite.runtime.server.sse import EventStream
+
+T = TypeVar("T")
+PATH = "/programs/calls"
+ALL = -1  # ProgramCall.keep
 
 router = APIRouter(include_in_schema=False)
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_decoder = msgspec.json.Decoder(ProgramCall)
+_frames = msgspec.msgpack.Decoder(ProgramFrame)
+_calls = msgspec.msgpack.Decoder(ProgramCall)
+_encode = msgspec.msgpack.Encoder().encode
 
 
-@router.post("/programs/{program}/calls")
-async def make_call(program: str, request: Request, service: ServiceDep, call: CallDep) -> Response:
-    """Make a call, or follow one that was made before a connection broke."""
-    wanted = _decoded(await request.body())
-    session = _session(service, call.tenant.owned(_checked_id(program)))
-    for row in wanted.released:
-        await _release(service, session, call.tenant.owned(row))
-    running = _running(service, session, wanted, call)
-    events = await while_connected(request, primed(_events(session, running, wanted.after)))
-    return EventStream(guarded(events, request.url.path))
+@router.post(PATH)
+async def make_calls(request: Request, service: ServiceDep, call: CallDep) -> Response:
+    """Make calls, or follow those that were made before a connection broke."""
+    frame = _decoded(_frames, await request.body())
+    for program, rid in frame.given_up:
+        session = service.program_sessions.find(call.tenant.owned(program))
+        if session is not None and rid in session.calls:
+            session.calls.pop(rid).cancel()
+    for program in frame.ended:
+        ended = service.program_sessions.drop(call.tenant.owned(program))
+        if ended is not None:
+            await _end(service, ended)
+    answers = Answers()
+    for number, encoded in enumerate(frame.calls):
+        try:
+            wanted = _decoded(_calls, encoded)
+            session, running = await _running(service, wanted, call)
+        except SgliteError as error:
+            answers.refuse(number, error)
+        else:
+            answers.follow(number, session, running, wanted.after)
+    return EventStream(answers.frames(), media_type="application/msgpack")
 
 
-@router.delete("/programs/{program}/calls/{number}")
-async def give_up(program: str, number: str, service: ServiceDep, tenant: TenantDep) -> dict[str, bool]:
-    """Abort a call. A no-op for unknown ones."""
-    session = service.program_sessions.find(tenant.owned(program))
-    if session is not None and number in session.calls:
-        session.calls.pop(number).cancel()
-    return {"ok": True}
+@dataclass(eq=False, slots=True)
+class _Followed:
+    number: int
+    session: ProgramSession
+    running: RunningCall
+    sent: int  # outputs
+    changed: Callable[[], None]
 
 
-@router.delete("/programs/{program}")
-async def end(program: str, service: ServiceDep, tenant: TenantDep) -> dict[str, bool]:
-    """Forget the program. A no-op for unknown ones."""
-    session = service.program_sessions.drop(tenant.owned(program))
-    if session is not None:
-        await _end(service, session)
-    return {"ok": True}
+class Answers:
+    """The answers to one frame."""
+
+    def __init__(self) -> None:
+        self._followed: dict[int, _Followed] = {}  # calls that are not over
+        self._ready: list[CallAnswer] = []
+        self._news: dict[int, None] = {}
+        self._event = asyncio.Event()
+
+    def refuse(self, number: int, error: Exception) -> None:
+        self._ready.append(CallAnswer(number, over=True, error=_told(error)))
+        self._event.set()
+
+    def follow(self, number: int, session: ProgramSession, running: RunningCall, after: int) -> None:
+        changed = partial(self._changed, number)
+        self._followed[number] = _Followed(number, session, running, after, changed)
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Until all calls are over. What comes within one turn of the event loop goes in one frame."""
+        for followed in self._followed.values():  # here, and not before: a generator that never begins is never closed
+            followed.session.followers += 1
+            followed.running.follow(followed.changed)
+            if followed.running.over or len(followed.running.outputs) > followed.sent:
+                followed.changed()
+        try:
+            while self._followed or self._ready:
+                await self._event.wait()
+                self._event.clear()
+                news, self._news = self._news, {}
+                for number in news:
+                    self._collect(self._followed[number])
+                found, self._ready = self._ready, []
+                if found:
+                    data = _encode(found)
+                    yield len(data).to_bytes(4, "little") + data
+        finally:
+            for followed in list(self._followed.values()):
+                self._leave(followed)
+
+    def _changed(self, number: int) -> None:
+        self._news[number] = None
+        self._event.set()
+
+    def _collect(self, followed: _Followed) -> None:
+        running = followed.running
+        outputs = running.outputs[followed.sent :]
+        followed.sent += len(outputs)
+        for place, output in enumerate(outputs, 1):
+            over = running.over and running.error is None and place == len(outputs)
+            self._ready.append(_answer(followed.number, output, over=over))
+        if running.over:
+            self._leave(followed)
+            if running.error is not None or not outputs:
+                error = None if running.error is None else _told(running.error)
+                self._ready.append(CallAnswer(followed.number, over=True, error=error))
+
+    def _leave(self, followed: _Followed) -> None:
+        del self._followed[followed.number]
+        followed.session.followers -= 1
+        followed.session.touched = time.monotonic()
+        followed.running.unfollow(followed.changed)
+
+
+def _answer(number: int, output: Output, *, over: bool) -> CallAnswer:
+    if isinstance(output, RequestOutput):
+        return CallAnswer(number, over=over, generated=output)
+    return CallAnswer(number, over=over, scored=output)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    shown = hidden(error)
+    retry_after = getattr(shown, "retry_after", None)
+    more = {} if retry_after is None else {"retry_after": retry_after}
+    return {**error_body(shown, PATH)["error"], "status": shown.status, **more}
 
 
 def _session(service: Service, engine_id: str) -> ProgramSession:
@@ -87,42 +182,43 @@ async def _release(service: Service, session: ProgramSession, row: str) -> None:
         await service.engine.release(row)
 
 
-async def _events(session: ProgramSession, running: RunningCall, after: int) -> AsyncGenerator[bytes, None]:
-    session.followers += 1
-    try:
-        async with aclosing(running.follow(after)) as outputs:
-            async for output in outputs:
-                yield event(output)
-        yield DONE
-    finally:
-        session.followers -= 1
-
-
-def _running(service: Service, session: ProgramSession, wanted: ProgramCall, call: Call) -> RunningCall:
-    source = wanted.generate or wanted.score
-    assert source is not None
+async def _running(service: Service, wanted: ProgramCall, call: Call) -> tuple[ProgramSession, RunningCall]:
+    """Raises InvalidRequest for a call that cannot be made."""
+    source = _source(wanted)
     rid = _checked_id(source.request_id)
+    program = _checked_id("" if source.program is None else source.program.program_id)
+    session = _session(service, call.tenant.owned(program))
+    for row in wanted.released:
+        await _release(service, session, call.tenant.owned(row))
     known = session.calls.get(rid)
     if known is not None:
-        return known
+        return session, known
     if wanted.after:
         raise InvalidRequest(f"the server does not know call {rid!r} (any more)", param="after")
-    if not isinstance(source.prompt, tuple):
-        raise InvalidRequest("a program's call takes token ids", param="prompt")
-    whole = session.prompt(wanted.base, wanted.keep, source.prompt)
+    whole = _whole(session, wanted, source)
     if isinstance(source, GenerateRequest):
         check(source, service)
     outputs = _outputs(service, session, source, wanted, whole, rid, call)
-    own = call.tenant.owned(rid)
     if source.hold:
-        session.held.add(own)
-
-    def finished(ids: tuple[int, ...]) -> None:
-        service.program_sessions.keep(session, rid, ids)
-
-    running = session.calls[rid] = RunningCall(outputs, finished, whole)
+        session.held.add(call.tenant.owned(rid))
+    running = RunningCall(outputs, partial(service.program_sessions.keep, session, rid), whole)
+    session.calls[rid] = running
     session.forget_calls()
-    return running
+    return session, running
+
+
+def _whole(
+    session: ProgramSession, wanted: ProgramCall, source: GenerateRequest | ScoreRequest
+) -> Callable[[], tuple[int, ...]]:
+    """The whole prompt; behind a call that runs it is known when that is over. Raises InvalidRequest."""
+    if not isinstance(source.prompt, tuple):
+        raise InvalidRequest("a program's call takes token ids", param="prompt")
+    whole = partial(session.prompt, wanted.base, wanted.keep, source.prompt)
+    leader = session.calls.get(wanted.base) if wanted.base is not None and wanted.keep == ALL else None
+    if leader is not None and not leader.over:
+        return whole
+    prompt = whole()
+    return lambda: prompt
 
 
 async def _outputs(
@@ -130,17 +226,18 @@ async def _outputs(
     session: ProgramSession,
     source: GenerateRequest | ScoreRequest,
     wanted: ProgramCall,
-    whole: tuple[int, ...],
+    whole: Callable[[], tuple[int, ...]],
     rid: str,
     call: Call,
 ) -> AsyncGenerator[Output, None]:
     """Of a row that the engine keeps, else of the whole prompt."""
-    told = ProgramRef(program_id="") if source.program is None else source.program
-    ref = msgspec.structs.replace(service.programs.ref(call.tenant, told), program_id=session.engine_id)
+    assert source.program is not None
+    ref = msgspec.structs.replace(service.programs.ref(call.tenant, source.program), program_id=session.engine_id)
     source = msgspec.structs.replace(source, program=ref, priority=max(0, source.priority))
     row = call.tenant.owned(wanted.base) if source.continue_from is not None and wanted.base is not None else None
     if row is not None and row in session.held:
-        continued = msgspec.structs.replace(source, continue_from=row, keep=wanted.keep)
+        follows = wanted.keep == ALL  # others may, too: the client says when none will
+        continued = msgspec.structs.replace(source, continue_from=row, keep=None if follows else wanted.keep)
         try:
             async with aclosing(_carried_out(service, continued, rid, call)) as outputs:
                 async for output in outputs:
@@ -150,8 +247,9 @@ async def _outputs(
             if error.param != "continue_from":
                 raise
         finally:
-            await _release(service, session, row)
-    source = msgspec.structs.replace(source, prompt=whole, continue_from=None, keep=None)
+            if not follows:
+                await _release(service, session, row)
+    source = msgspec.structs.replace(source, prompt=whole(), continue_from=None, keep=None)
     async with aclosing(_carried_out(service, source, rid, call)) as outputs:
         async for output in outputs:
             yield output
@@ -168,16 +266,20 @@ async def _carried_out(
             yield msgspec.structs.replace(output, request_id=rid)
 
 
-def _decoded(body: bytes) -> ProgramCall:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | msgspec.Raw) -> T:
     try:
-        wanted = _decoder.decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"this is no call of a program: {error}") from error
-    if (wanted.generate is None) == (wanted.score is None):
+        raise InvalidRequest(f"these are no calls of programs: {error}") from error
+
+
+def _source(wanted: ProgramCall) -> GenerateRequest | ScoreRequest:
+    source = wanted.generate or wanted.score
+    if source is None or (wanted.generate is not None and wanted.score is not None):
         raise InvalidRequest("a call either generates or scores", param="generate")
     if wanted.after < 0:
         raise InvalidRequest("after must not be negative", param="after")
-    return wanted
+    return source
 
 
 def _checked_id(given: str) -> str:
