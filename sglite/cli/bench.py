@@ -193,6 +193,7 @@ def programs(
     server: bool = typer.Option(
         False, "--server", help="Against a server that is started for it: programs over HTTP, calls over HTTP."
     ),
+    ways: str = typer.Option("", "--ways", help="Comma-separated: calls, or with --server text and ids; all of them."),
     warm: bool = typer.Option(True, "--warm/--no-warm", help="One unmeasured run of each way before."),
     out: Path | None = typer.Option(None, "--out", help="Write the report as JSON; the table goes beside it (.md)."),
 ) -> None:
@@ -215,6 +216,7 @@ def programs(
         warm=warm,
         process=process,
         served=server,
+        ways=[way for way in ways.split(",") if way],
         note=lambda text: print(text, flush=True),
     )
     numbers = [int(number) for number in at_once.split(",")]

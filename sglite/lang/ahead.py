@@ -42,6 +42,8 @@ def ahead(client: Client, graph: ProgramGraph | None, arguments: Mapping[str, An
     if graph is None or not runs_graphs(client) or params != GenParams() or not can_be_sent(graph):
         return client
     given = {name: arguments.get(name) for name in graph.arguments}
+    if sum(node.op in ("gen", "select") for node in graph.nodes) < 2:
+        return client  # one call is no slower by itself
     texts = {name: text for name, text in given.items() if isinstance(text, str)}
     if len(texts) < len(given) or len(arguments) > len(given):
         return client  # what is no text, or was known to the trace and may be another one now

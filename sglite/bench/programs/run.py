@@ -21,6 +21,7 @@ from sglite.bench.programs import price
 from sglite.bench.programs.shapes import Shape, Texts
 from sglite.bench.programs.stands import WAYS, EngineStand, Measured, Stand, Way, server
 from sglite.bench.programs.workloads import Arguments, Workload, workload
+from sglite.errors import InvalidRequest
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
 
@@ -72,11 +73,14 @@ class Bench:
         process: bool,
         note: Callable[[str], None],
         served: bool = False,
+        ways: Sequence[str] = (),
     ) -> None:
-        """`process`: the engine has one of its own. `served`: against a server."""
+        """`process`: the engine has one of its own. `served`: against a server. `ways`: of all that there are, these;
+        programs are always one of them."""
         self._config = config
         self._process = process
         self._served = served
+        self._ways = ways
         self._shape = shape
         self._repeat = repeat
         self._warm = warm
@@ -93,18 +97,25 @@ class Bench:
 
     def _in_ample_memory(self, names: Sequence[str], at_once: Sequence[int]) -> Report:
         with self._stand(self._config) as stand:
+            ways = self._chosen(stand)
             texts = Texts(stand.tokenizer, self._shape)
             loads = [(name, workload(name, texts)) for name in names]
             device, dtype = placement(self._config)
             self._cost = ModelCost.of(model_config(self._config), dtype.itemsize)
             rates = calibrate(device, dtype)
-            report = Report(self._config.model, versions(), device_name(device), rates, self._shape, stand.ways)
+            report = Report(self._config.model, versions(), device_name(device), rates, self._shape, ways)
             self._note(f"{report.device}: copy {rates.copy / 1e12:.3f} TB/s, matmul {rates.matmul / 1e12:.1f} TFLOP/s")
             self._note(HEAD)
             for name, load in loads:
                 for number in at_once:
                     self._measure(report, stand, name, load, number, None)
         return report
+
+    def _chosen(self, stand: Stand) -> tuple[Way, ...]:
+        unknown = [way for way in self._ways if way not in stand.ways]
+        if unknown:
+            raise InvalidRequest(f"no way {unknown[0]!r} here; there are {', '.join(stand.ways)}", param="ways")
+        return tuple(way for way in stand.ways if not self._ways or way == "programs" or way in self._ways)
 
     @contextmanager
     def _stand(self, config: EngineConfig) -> Iterator[Stand]:
@@ -133,16 +144,16 @@ class Bench:
     ) -> None:
         """All ways in turns, so that what slows the machine slows all."""
         arguments = load.arguments(at_once)
-        found: dict[Way, list[Measured]] = {way: [] for way in stand.ways}
+        found: dict[Way, list[Measured]] = {way: [] for way in report.ways}
         for number in range(self._repeat + self._warm):
-            for way in stand.ways:
+            for way in report.ways:
                 measured = stand.run_once(load, arguments, way, at_once)
                 if number >= self._warm:
                     found[way].append(measured)
-        for way in stand.ways:
+        for way in report.ways:
             row = self._row(report.rates, stand, name, load, arguments, way, at_once, pool, found[way])
             report.rows.append(row)
-        self._note("\n".join(lines(report.rows[-len(stand.ways) :])))
+        self._note("\n".join(lines(report.rows[-len(report.ways) :])))
 
     def _row(
         self,
