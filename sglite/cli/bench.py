@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -77,10 +78,8 @@ def structured(
 ) -> None:
     """What constraints cost and what forced text gains: mixes, extraction, calls, long strings, bystanders."""
     limit_spinning()
-    from sglite.bench.structured import bystander as beside  # torch takes a moment to load
-    from sglite.bench.structured import real as texts
-    from sglite.bench.structured import run as bench
-    from sglite.runtime.async_engine import Engine
+    from sglite.bench.structured import run as bench  # torch takes a moment to load
+    from sglite.bench.structured import whole
     from sglite.runtime.config import EngineConfig
 
     known = {
@@ -94,26 +93,23 @@ def structured(
     if unknown:
         raise typer.BadParameter(f"no way {unknown[0]!r}; there are {', '.join(known)}")
     config = EngineConfig(model=model, load_format=load_format, device=device, dtype=dtype, max_rows=max_rows)
-    with Engine(config=config) as engine:
-        chosen = [known[way] for way in ways.split(",")]
-        names = [name for name in cases.split(",") if name]
-        report = bench.run(engine, names, chosen, repeat=repeat, note=lambda text: print(text, flush=True)).as_json()
-        if real:
-            found = texts.validity(engine, prompts=4, max_tokens=250)
-            report["validity"] = {name: vars(one) for name, one in found.items()}
-            print("validity:", report["validity"], flush=True)
-    if bystander:
-        with Engine(config=config, process=True) as engine:  # as a server has it: clients compute elsewhere
-            gaps = beside.run(engine, streams=streams, arrivals=32, tokens=400)
-        report["bystander"] = {way: vars(one) for way, one in gaps.items()}
-        print("bystander, ms between tokens:", report["bystander"], flush=True)
-    if real:
-        lookups = texts.lookups(config, [1, 64], drafts=8, repeat=repeat)
-        report["lookup"] = [{**vars(one), "ratio": one.ratio} for one in lookups]
-        print("prompt lookup:", report["lookup"], flush=True)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    parts = whole.parts(
+        config,
+        [name for name in cases.split(",") if name],
+        [known[way] for way in ways.split(",")],
+        with_bystander=bystander,
+        with_real=real,
+        streams=streams,
+        repeat=repeat,
+        note=lambda text: print(text, flush=True),
+    )
+
+    def write(report: dict[str, Any]) -> None:
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+    whole.measure(parts, write)
 
 
 @app.command()

@@ -65,10 +65,7 @@ class Lookup:
 
 def lookups(config: EngineConfig, sizes: list[int], *, drafts: int, repeat: int) -> list[Lookup]:
     """Copy-heavy extraction: six records in prose, to be written as JSON."""
-    measured: list[dict[int, tuple[float, list[RequestOutput]]]] = []
-    for number in (0, drafts):
-        with Engine(config=replace(config, prompt_lookup=number)) as engine:
-            measured.append({rows: _best(engine, rows, repeat) for rows in sizes})
+    measured = [_all_best(replace(config, prompt_lookup=number), sizes, repeat) for number in (0, drafts)]
     found: list[Lookup] = []
     for rows in sizes:
         (plain, texts), (fast, others) = measured[0][rows], measured[1][rows]
@@ -77,6 +74,11 @@ def lookups(config: EngineConfig, sizes: list[int], *, drafts: int, repeat: int)
         same = [o.text for o in texts] == [o.text for o in others]
         found.append(Lookup(rows, plain, fast, accepted, same))
     return found
+
+
+def _all_best(config: EngineConfig, sizes: list[int], repeat: int) -> dict[int, tuple[float, list[RequestOutput]]]:
+    with Engine(config=config) as engine:
+        return {rows: _best(engine, rows, repeat) for rows in sizes}
 
 
 def _best(engine: Engine, rows: int, repeat: int) -> tuple[float, list[RequestOutput]]:

@@ -281,6 +281,7 @@ class LLGuidanceGrammar:
     completions: int = field(repr=False, default=0)
     start: Start | None = field(repr=False, default=None)
     forces: bool = True
+    is_read: bool = field(repr=False, default=False)  # for its automaton, or being read
     is_ready: threading.Event = field(repr=False, default_factory=threading.Event)  # see LLGuidanceEngine.get_ready
 
     def matcher(self) -> Matcher:
@@ -288,8 +289,9 @@ class LLGuidanceGrammar:
         if self.follower is None:
             return self.exact_matcher()
         if self.automaton is not None and self.automaton.full:  # those under way keep the old one
-            self.automaton, self.completions = None, 2
-        if self.automaton is None and self.completions == 2:
+            self.automaton, self.is_read = None, False
+        if self.automaton is None and self.completions >= 2 and self.is_ready.is_set() and not self.is_read:
+            self.is_read = True  # by one thread: completions that follow two automata would meet each place twice
             threading.Thread(target=self._read, name="sglite-follow", daemon=True).start()
         return FollowedMatcher(self, self.vocab)
 

@@ -399,7 +399,7 @@ def _simplify_presence(case: Case) -> None:
     formula = case.presence
     for name in case.required:
         formula = assign(formula, name, True)
-    for name in case.absent:
+    for name in sorted(case.absent):
         formula = assign(formula, name, False)
     case.presence = True
     case.add_presence(formula)
@@ -417,11 +417,18 @@ def _without_copies(cases: list[Case]) -> list[Case]:
         alike.setdefault(look, []).append(case)
     if len(alike) == len(cases):
         return cases
-    found: dict[tuple[tuple[object, ...], str], Case] = {}
+    found: dict[tuple[object, ...], Case] = {}
     for case in cases:
         look = _look(case)
-        found.setdefault((look, repr(_plain(case)) if len(alike[look]) > 1 else ""), case)
+        found.setdefault((look, *(_all_of(case) if len(alike[look]) > 1 else ())), case)
     return list(found.values())
+
+
+def _all_of(case: Case) -> tuple[object, ...]:
+    """Equal for cases that say the same. Sets apart: equal ones may be written in two orders."""
+    twin = _plain(case)
+    twin.absent, twin.presence, twin.some_keys = frozenset(), True, ()
+    return repr(twin), case.absent, case.presence, case.some_keys
 
 
 def _plain(case: Case) -> Case:

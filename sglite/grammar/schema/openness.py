@@ -111,7 +111,7 @@ def _some_words(tree: Pattern) -> set[str]:
 
 
 def _products(first: set[str], second: set[str]) -> set[str]:
-    return set(islice((a + b for a in first for b in second), _ENOUGH))
+    return set(islice((a + b for a in sorted(first) for b in sorted(second)), _ENOUGH))
 
 
 def _count(tree: Pattern) -> int:

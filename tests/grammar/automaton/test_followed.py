@@ -15,6 +15,7 @@ from sglite.grammar import bitmask, spec
 from sglite.grammar.automaton import emptiness
 from sglite.grammar.automaton.matcher import FollowedMatcher
 from sglite.grammar.compiler import CompilerConfig, Grammar, GrammarCompiler
+from sglite.grammar.engines import route
 from sglite.grammar.engines.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
 from sglite.grammar.matcher import Matcher
 from sglite.grammar.tools import CallSyntax, ToolAnswer, ToolCall, tools
@@ -336,3 +337,18 @@ def test_an_engine_that_reaches_a_limit_ends_one_row_of_a_batch(compiler: Gramma
     masks, failures = compiler.filler.shared([bad, good])
     assert isinstance(failures.get(0), GrammarViolation)
     assert masks[1] is not None
+
+
+def test_completions_that_come_before_the_automaton_all_follow_the_same_one(compiler: GrammarCompiler) -> None:
+    engine = compiler._llguidance
+    wanted = spec.json_schema({"type": "array", "items": {"enum": ["one automaton", "for all"]}})
+    made = engine.compile(wanted, route.plan(wanted).grammar)
+    early = [made.matcher() for _ in range(3)]
+    assert not made.is_read
+    engine.get_ready(made)
+    row = bitmask.empty(compiler.vocab.size)
+    for matcher in (*early, made.matcher()):
+        assert isinstance(matcher, FollowedMatcher)
+        assert matcher.accept(compiler.vocab.encode('["')) > 0
+        matcher.fill(row)
+        assert matcher._automaton is made.automaton is not None
