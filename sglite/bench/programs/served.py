@@ -12,14 +12,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
-from fastapi import APIRouter
+import uvicorn
+from fastapi import APIRouter, FastAPI
 from starlette.responses import Response
 
 from sglite import serve_programs
@@ -29,7 +32,7 @@ from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.app import create_app
 from sglite.runtime.server.config import ServerConfig
 from sglite.runtime.server.deps import AdminDep
-from sglite.runtime.server.run import bind, configure_logging, run_app, runs_in_process
+from sglite.runtime.server.run import bind, configure_logging, run_app, runs_in_process, uvicorn_options
 
 RECORD = "/bench/record"
 
@@ -49,11 +52,34 @@ def serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     listener = bind(config)
     configure_logging()
     with Engine(config=engine_config, process=runs_in_process(engine_config, config)) as engine:
-        recorder = Recorder(engine)
-        app = create_app(recorder, config, more=[serve_programs.router, _router(recorder)])
-        threading.Thread(target=_end_with_stdin, name="sglite-stdin", daemon=True).start()
-        print("http://{}:{}".format(*listener.getsockname()[:2]), flush=True)
-        run_app(app, config, listener)
+        threading.Thread(target=end_with_stdin, name="sglite-stdin", daemon=True).start()
+        print(_url(listener), flush=True)
+        run_app(_app(Recorder(engine), config), config, listener)
+
+
+@contextmanager
+def in_thread(recorder: Recorder, config: ServerConfig) -> Iterator[str]:
+    """The same application on a thread of this process, for tests; gives its URL."""
+    listener = bind(config)
+    server = uvicorn.Server(uvicorn_options(_app(recorder, config), config))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.005)
+        yield _url(listener)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def _url(listener: socket.socket) -> str:
+    return "http://{}:{}".format(*listener.getsockname()[:2])
+
+
+def _app(recorder: Recorder, config: ServerConfig) -> FastAPI:
+    return create_app(recorder, config, more=[serve_programs.router, _router(recorder)])
 
 
 def _router(recorder: Recorder) -> APIRouter:
@@ -72,7 +98,8 @@ def _router(recorder: Recorder) -> APIRouter:
     return router
 
 
-def _end_with_stdin() -> None:
+def end_with_stdin() -> None:
+    """Waits for its end, and ends this process as a service manager would."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

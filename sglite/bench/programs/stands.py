@@ -36,6 +36,7 @@ from sglite.text.types import TextTokenizer
 Way = Literal["programs", "calls", "text", "ids"]
 WAYS: tuple[Way, ...] = ("programs", "calls")
 SERVER_WAYS: tuple[Way, ...] = ("programs", "text", "ids")
+CLOSE_S = 20.0  # a server has for its end
 SERVED = (sys.executable, "-m", "sglite.bench.programs.served")
 COUNTED = (
     "steps",
@@ -159,17 +160,14 @@ def server(config: EngineConfig, *, command: Sequence[str] = SERVED, where: str 
             stand.close()
     finally:
         process.stdin.close()  # it ends by itself then
-        _ended(process)
         process.stdout.close()
-
-
-def _ended(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(20)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+        try:
+            process.wait(CLOSE_S)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
 
 
 def _await_listening(url: str) -> None:
