@@ -144,4 +144,4 @@ def _program(request: Any, given: str) -> str:
     """Calls over HTTP that name no program tell it in their request's id: TENANT:PROGRAM.NUMBER#..."""
     if request.program is not None:
         return request.program.program_id
-    return given or request.request_id.rpartition(":")[2].partition(".")[0]
+    return given or request.request_id.partition(":")[2].partition(".")[0]
