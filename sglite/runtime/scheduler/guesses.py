@@ -41,17 +41,14 @@ class RunGuesser:
         likely = self._odds.likely
         if not likely or not self._jumps.may_enter(len(requests)):
             return NO_GUESSES
-        ready = set(view.draws_in_flight())
+        ready, lengths = view.draws_in_flight(), view.reachable.tolist()
         found: dict[Request, tuple[int, ...]] = {}
         expected, tokens = 0.0, 0
-        for one in likely:
-            if one.index not in ready:
-                continue
-            request = requests[one.index]
-            if self._may(request, int(view.reachable[one.index]) + len(one.run)):
-                found[request] = one.run
-                tokens += len(one.run)
-                expected += one.right * len(one.run) - one.lost
+        for i, run, right, lost in likely:
+            if i < len(ready) and ready[i] and _may(requests[i], lengths[i] + len(run)):
+                found[requests[i]] = run
+                tokens += len(run)
+                expected += right * len(run) - lost
         if not found:
             return NO_GUESSES
         beside = max(0, int(view.wanted().sum()) - len(requests))
@@ -63,14 +60,15 @@ class RunGuesser:
             self._table.guess(request, run)
         return found
 
-    def _may(self, request: Request, length: int) -> bool:
-        """`length`: of all its tokens then. Its draw may be dropped, and text may enter at once."""
-        completion = request.completion
-        wants = completion is not None and completion.jump_forward and not request.sampling.needs_counts
-        return wants and length + 1 < request.limit
-
     def take_back(self, guesses: Guesses) -> None:
         """Of a step that is not built."""
         for request in guesses:
             if request.row >= 0 and not request.finished:
                 self._table.take_back(request)
+
+
+def _may(request: Request, length: int) -> bool:
+    """`length`: of all its tokens then. Its draw may be dropped, and text may enter at once."""
+    completion = request.completion
+    wants = completion is not None and completion.jump_forward and not request.sampling.needs_counts
+    return wants and length + 1 < request.limit

@@ -9,7 +9,6 @@ often each of a few texts did (`followed`; the one that did most is `likely`, wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,14 +22,8 @@ _SURE = 0.3  # of the draws: by how much a likely text must have come more often
 _MOST_TEXTS = 8  # that are counted at a place
 
 
-@dataclass(frozen=True, slots=True)
-class Likely:
-    """The text that probably follows what a row is drawing, how often it did, and how often none did."""
-
-    index: int  # of the row
-    run: tuple[int, ...]
-    right: float
-    lost: float
+# (index of a row, the text that probably follows what it is drawing, how often it did, how often none did)
+Likely = tuple[int, tuple[int, ...], float, float]
 
 
 class RunOdds:
@@ -85,7 +78,7 @@ class RunOdds:
             hits = place.hits
             if hits and hits - (lost := draws - place.runs) > _SURE * draws:
                 total -= (hits - lost) / draws
-                likely.append(Likely(i, place.likely, hits / draws, lost / draws))
+                likely.append((i, place.likely, hits / draws, lost / draws))
         self.likely = likely
         return max(0.0, total) * max(1.0, len(requests) / _MANY)
 

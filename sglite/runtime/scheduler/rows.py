@@ -99,13 +99,12 @@ class RowView:
         """Places of rows that have prompt tokens to compute."""
         return (self.computed < self.numbers[:, _PROMPT]).nonzero()[0].tolist()
 
-    def draws_in_flight(self) -> list[int]:
-        """Places of rows that stand behind a draw of their grammar which is under way, and wait for nothing else."""
-        if not self.any_flags & MATCHER:
-            return []
+    def draws_in_flight(self) -> list[bool]:
+        """Of each row: it stands behind a draw of its grammar which is under way, and waits for nothing else."""
         ready = (self.flags & (PLAIN | MATCHER)) == PLAIN | MATCHER
-        ready &= (self.in_flight == 1) & (self.computed == self.numbers[:, _LENGTH])
-        return ready.nonzero()[0].tolist()
+        ready &= self.in_flight == 1
+        ready &= self.computed == self.numbers[:, _LENGTH]
+        return ready.tolist()
 
     def with_flag(self, flag: int) -> list[int]:
         """Places of rows that have it."""
