@@ -5,7 +5,6 @@ It ends when it is told to stop, when its loop breaks, or when its stdin ends, w
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import math
@@ -21,6 +20,7 @@ import zmq
 
 from sglite.protocol import ErrorInfo
 from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.interpreter import beside_a_loop
 from sglite.runtime.async_engine.loop import StepLoop
 from sglite.runtime.async_engine.thread import Built
 from sglite.runtime.config import EngineConfig
@@ -30,9 +30,6 @@ HEARTBEAT_S = 1.0
 Build = Callable[[EngineConfig, Callable[[str], None]], Built]
 
 LAST_WORDS_MS = 1000  # a last word gets through, a dead parent holds nobody up
-# A step takes the interpreter lock back a dozen times. Beside a thread that computes in Python (where a constraint is
-# read) each time would take up to 5 ms.
-_SWITCH_S = 0.0005
 
 
 class ZmqInbox:
@@ -99,11 +96,10 @@ def _run(context: zmq.Context[zmq.Socket[bytes]], folder: str, builder: str, con
     inbox = ZmqInbox(commands)
     loop = StepLoop(built.core, built.grammars, inbox, emit, built.stats)
     pulse.loop = loop
-    sys.setswitchinterval(_SWITCH_S)
-    gc.freeze()  # what is there now stays: the collector need not go over a million objects again between two steps
-    emit([m.Ready(built.model_info, built.facts)])
-    loop.run()
-    built.close()
+    with beside_a_loop():
+        emit([m.Ready(built.model_info, built.facts)])
+        loop.run()
+        built.close()
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from typing import Any
 from sglite.protocol import ModelInfo
 from sglite.runtime.async_engine import messages as m
 from sglite.runtime.async_engine.front import Front, closed
+from sglite.runtime.async_engine.interpreter import beside_a_loop
 from sglite.runtime.async_engine.loop import StepLoop, ThreadInbox
 from sglite.runtime.engine import EngineCore, GrammarService
 from sglite.text.types import TextTokenizer
@@ -64,15 +64,12 @@ class ThreadBack:
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits in start()
             self._ready.set_exception(error)
             return
-        # A million objects that stay: the collector would take 0.1 s and more for them between two steps. While the
-        # engine runs it leaves alone what was there before it.
-        gc.freeze()
-        self._ready.set_result(built)
         try:
-            StepLoop(built.core, built.grammars, self._inbox, self._emit, built.stats).run()
+            with beside_a_loop():
+                self._ready.set_result(built)
+                StepLoop(built.core, built.grammars, self._inbox, self._emit, built.stats).run()
         finally:
             built.close()
-            gc.unfreeze()
             self._front.fail(self._front.router.failure or closed())
 
     def _emit(self, events: list[m.Event]) -> None:
