@@ -54,7 +54,7 @@ class RunGuesser:
         beside = max(0, int(view.wanted().sum()) - len(requests))
         if len(requests) + beside + tokens > self._max_tokens:
             return NO_GUESSES
-        if not self._jumps.enter(expected, tokens, len(requests), beside=beside):
+        if not self._jumps.enter(expected, tokens, len(requests), beside=beside, free=view.has_free):
             return NO_GUESSES
         for request, run in found.items():
             self._table.guess(request, run)

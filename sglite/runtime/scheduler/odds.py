@@ -61,12 +61,16 @@ class RunOdds:
             place.draws += 1
 
     def expected(self, requests: Sequence[Request]) -> float:
-        """Runs that may follow what these rows are drawing, and that nobody guesses (`likely`)."""
-        total, share, prior = 0.0, self.share, _PRIOR * self.share
+        """Runs that may follow what these rows are drawing, and that nobody guesses (`likely`). None where some of the
+        rows have no grammar: these would wait for them, too."""
+        total, share, prior, free = 0.0, self.share, _PRIOR * self.share, False
         likely: list[Likely] = []
         for i, request in enumerate(requests[:_MANY]):
             matcher = request.matcher
-            if matcher is None or request.num_ahead:  # what it draws is known
+            if matcher is None:
+                free = True
+                continue
+            if request.num_ahead:  # what it draws is known
                 continue
             state = getattr(matcher, "state", None)
             if state is None:
@@ -80,7 +84,7 @@ class RunOdds:
                 total -= (hits - lost) / draws
                 likely.append((i, place.likely, hits / draws, lost / draws))
         self.likely = likely
-        return max(0.0, total) * max(1.0, len(requests) / _MANY)
+        return 0.0 if free else max(0.0, total) * max(1.0, len(requests) / _MANY)
 
 
 def _saw(place: Any, matcher: Any) -> None:

@@ -194,7 +194,8 @@ class OutputProcessor:
                         saved[i] = ahead - drawing[i]
                     else:
                         self._runs.count_forced(request, 1)
-        if self._jumps.pays(saved, len(step.requests)):
+        free = len(requests) < len(step.requests) and any(request.matcher is None for request in step.requests)
+        if self._jumps.pays(saved, len(step.requests), free=free):
             self._jumping.update(saved)
             more.update(dict.fromkeys(saved, True))
         else:

@@ -99,6 +99,11 @@ class RowView:
         """Places of rows that have prompt tokens to compute."""
         return (self.computed < self.numbers[:, _PROMPT]).nonzero()[0].tolist()
 
+    @property
+    def has_free(self) -> bool:
+        """Some row has no grammar."""
+        return not int(np.bitwise_and.reduce(self.flags)) & MATCHER
+
     def draws_in_flight(self) -> list[bool]:
         """Of each row: it stands behind a draw of its grammar which is under way, and waits for nothing else."""
         ready = (self.flags & (PLAIN | MATCHER)) == PLAIN | MATCHER

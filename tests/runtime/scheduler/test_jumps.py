@@ -86,3 +86,17 @@ def test_turns_change_no_text_and_take_fewer_steps(rows: int) -> None:
         steps[seconds] = harness.core.metrics.steps
     assert found[0.0] == found[10.0]
     assert steps[10.0] < steps[0.0]
+
+
+def test_rows_without_a_grammar_lose_a_small_share_of_their_time_to_the_jumps_of_others() -> None:
+    now = [0.0]
+    seconds = {32: 0.0010, 64: 0.0012}
+    policy = JumpPolicy(
+        overlaps=True, step_seconds=lambda rows, tokens: seconds[32 if tokens <= 32 else 64], clock=lambda: now[0]
+    )
+    jumps = 0
+    for _ in range(2000):
+        now[0] += 0.001
+        jumps += policy.pays({0: 10, 1: 10}, 32, free=True)
+    assert 0.005 < jumps * 0.0002 / now[0] < 0.02
+    assert all(policy.pays({0: 10, 1: 10}, 32) for _ in range(100)), "alone they jump whenever it pays"

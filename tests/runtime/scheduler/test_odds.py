@@ -56,3 +56,10 @@ def test_many_rows_are_judged_by_the_first_ones() -> None:
     assert 120 < odds.expected([row(place) for place in places]) < 180
     assert [place.draws for place in places[:64]] == [50] * 64
     assert not any(place.draws for place in places[64:])
+
+
+def test_rows_without_a_grammar_do_not_wait_for_the_text_of_others() -> None:
+    odds, digit = RunOdds(), Place(10, 10)
+    free = SimpleNamespace(matcher=None, num_ahead=0)
+    assert odds.expected([row(digit)]) > 0.8
+    assert odds.expected([row(digit), free]) == 0.0  # type: ignore[list-item]
