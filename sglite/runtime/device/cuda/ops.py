@@ -1,6 +1,7 @@
 """The pieces of a decoder layer on a GPU: which kernel carries out a linear depends on how many rows x has.
 
     1 row          row_kernel: norm, product, silu and residual in one launch
+    2 .. 32 rows   panel_kernel, the same, where there are few inputs
     2 .. 64 rows   a norm launch, then a skinny or wide kernel with the rest in its epilogue, where the shape allows
     more           a norm launch, cuBLAS (the residual as its addend), silu-and-multiply
     large steps    the same, gate, up and silu in one kernel where there is a bulk copy engine (Hopper)
@@ -22,11 +23,15 @@ from sglite.runtime.device.base import Norm, PackedWeight
 from sglite.runtime.device.cuda.kernels.elementwise import norm_kernel, silu_kernel
 from sglite.runtime.device.cuda.kernels.gated import gated_kernel
 from sglite.runtime.device.cuda.kernels.linear import row_kernel, skinny_kernel, wide_kernel
+from sglite.runtime.device.cuda.kernels.panel import panel_kernel
 
 _SKINNY_ROWS = 32
 _WIDE_ROWS = 64
 _SMALL_WEIGHT = 16 << 20  # bytes
 _MANY_OUTPUTS = 65536  # an output projection
+_PANEL_INPUTS = 768
+_PANEL_ADD_INPUTS = 3072
+_PANEL_OUTPUTS = 8192
 _GATED_ROWS = 1024  # four waves of tiles for the 3,072 outputs of a small model
 
 
@@ -82,6 +87,26 @@ def wide_config(rows: int, outputs: int, inputs: int, *, gated: bool) -> WideCon
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class PanelConfig:
+    block_n: int
+    head: int  # inputs of the first tile
+    tail: int  # of the second one, rounded up
+    parts: int
+
+
+def panel_config(rows: int, outputs: int, inputs: int, *, norm: bool) -> PanelConfig | None:
+    """None: another kernel is faster. With a norm every program reads all of x for itself, more rows or inputs take
+    more shared memory and registers, so that the next kernel's programs find no room to load ahead."""
+    most = _PANEL_INPUTS if rows > 16 or norm else _PANEL_ADD_INPUTS
+    if not 1 < rows <= _SKINNY_ROWS or not 128 <= inputs <= most or outputs > _PANEL_OUTPUTS:
+        return None
+    parts = 4 if inputs < 1024 else 8
+    head = 1 << (inputs.bit_length() - 1)
+    tail = 0 if head == inputs else max(16 * parts, triton.next_power_of_2(inputs - head))
+    return PanelConfig(8, head, tail, parts)
+
+
 class TorchOps:
     """float32: plain torch, the same arithmetic as on the CPU."""
 
@@ -126,6 +151,11 @@ class CudaOps:
             y = x.new_empty(1, outputs)
             self._row(x, weight, y, bias, norm=norm)
             return y
+        panel = panel_config(rows, outputs, x.shape[1], norm=True)
+        if panel is not None:
+            y = x.new_empty(rows, outputs)
+            self._panel(panel, x, weight, y, bias, norm=norm)
+            return y
         normed = launch_norm(x, norm, pdl=self._pdl)
         if rows <= (_SKINNY_ROWS if outputs >= _MANY_OUTPUTS else _WIDE_ROWS):
             y = x.new_empty(rows, outputs)
@@ -140,6 +170,10 @@ class CudaOps:
         y = x.new_empty(rows, outputs)
         if rows == 1:
             self._row(x, weight, y, None, norm=norm, gated=True)
+            return y
+        panel = panel_config(rows, outputs, x.shape[1], norm=True)
+        if panel is not None:
+            self._panel(panel, x, weight, y, None, norm=norm, gated=True)
             return y
         normed = launch_norm(x, norm, pdl=self._pdl)
         if rows <= _WIDE_ROWS and self._wide(normed, weight, y, None, gated=True):
@@ -160,6 +194,10 @@ class CudaOps:
         rows = x.shape[0]
         if rows == 1:
             self._row(x, weight, residual, bias, add=True)
+            return residual
+        panel = panel_config(rows, residual.shape[1], x.shape[1], norm=False)
+        if panel is not None:
+            self._panel(panel, x, weight, residual, bias, add=True)
             return residual
         if rows <= _SKINNY_ROWS and self._skinny(x, weight, residual, bias):
             return residual
@@ -187,6 +225,27 @@ class CudaOps:
             K=inputs, BLOCK_N=config.block_n, BLOCK_K=config.block_k, NORM=norm is not None, GATED=gated, ADD=add,
             BIAS=bias is not None, PREFETCH=part if ahead else 0, LANES=32 * config.warps, PDL=self._pdl,
             num_warps=config.warps, num_stages=1, launch_pdl=self._pdl,
+        )  # fmt: skip
+
+    def _panel(
+        self,
+        config: PanelConfig,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        y: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+        add: bool = False,
+    ) -> None:
+        (rows, inputs), outputs = x.shape, y.shape[1]
+        panel_kernel[(triton.cdiv(outputs, config.block_n), triton.cdiv(rows, 16))](
+            x, weight, y, x if norm is None else norm.weight, x if bias is None else bias, rows, outputs,
+            0.0 if norm is None else norm.eps,
+            K=inputs, BLOCK_M=16, BLOCK_N=config.block_n, HEAD=config.head, TAIL=config.tail, PARTS=config.parts,
+            NORM=norm is not None, GATED=gated, ADD=add, BIAS=bias is not None, PDL=self._pdl, num_warps=config.parts,
+            launch_pdl=self._pdl,
         )  # fmt: skip
 
     def _prefetch(self, block_n: int, weight: torch.Tensor) -> int:
