@@ -160,10 +160,11 @@ class SimulatedExecutor:
         read = int(self._read * num_rows)
         return self._slower * (self._costs.base_s(num_tokens) + self._costs.kv_token * read)
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         key = self._wanted.take(idle=True)
         if key is not None:
             self._capture(key)
+        return key is not None
 
     def close(self) -> None:
         self.jobs.bell[model.QUIT] = 1

@@ -192,8 +192,9 @@ class Executor(Protocol):
         on the device, and the copy to the host."""
         ...
 
-    def rest(self) -> None:
-        """Nothing was asked for in a while: time for what later requests would wait for. Called again and again."""
+    def rest(self) -> bool:
+        """Nothing is asked for just now: time for a little of what later requests would wait for, some 10 ms. True:
+        there is more of it; then it is called again soon."""
         ...
 
     def close(self) -> None: ...

@@ -60,6 +60,7 @@ class ScriptedCore:
         self.closed = False
         self.steps = 0  # begun
         self.rests = 0
+        self.wanted_rests = 1  # that it asks for
         self.fail_next_step: Exception | None = None
         self._running: list[_Completion] = []
         self._ready: list[RequestOutput | ScoreOutput] = []
@@ -132,8 +133,9 @@ class ScriptedCore:
             outputs += self._advance(completion)
         return outputs
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         self.rests += 1
+        return self.rests < self.wanted_rests
 
     def close(self) -> None:
         self.closed = True

@@ -213,8 +213,9 @@ class ScriptedExecutor:
             best = np.argsort(-logprobs, axis=1, kind="stable")[:, :k]
             result.top_logprobs[i] = best.astype(np.int32), np.take_along_axis(logprobs, best, axis=1)
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         self.rests += 1
+        return False
 
     def close(self) -> None:
         self.closed = True

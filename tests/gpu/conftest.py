@@ -19,6 +19,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the CPU engines of many workers, each
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _large_steps_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models have short rows, of which hardly any are more than a small step."""
+    if ON_GPU:
+        monkeypatch.setattr("sglite.runtime.device.cuda.device.MAX_SMALL", 512)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent

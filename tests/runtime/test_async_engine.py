@@ -540,11 +540,13 @@ def _holding(kind: type, field: str, value: Any) -> GenerateRequest | ScoreReque
     return GenerateRequest(**parts)
 
 
-def test_an_engine_that_nobody_asks_may_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglite.runtime.async_engine.loop.IDLE_TURN_S", 0.02)
+def test_an_engine_that_nobody_asks_may_rest_until_it_has_prepared_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglite.runtime.async_engine.loop.REST_AFTER_S", 0.01)
     core = ScriptedCore()
+    core.wanted_rests = 5
     with scripted_engine(core=core):
         deadline = time.monotonic() + 5
-        while not core.rests and time.monotonic() < deadline:
+        while core.rests < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert core.rests
+        time.sleep(0.05)
+        assert core.rests == 5

@@ -16,12 +16,15 @@ from sglite.errors import EngineDead, SgliteError
 from sglite.grammar.matcher import CompiledGrammar
 from sglite.protocol import ErrorInfo, RequestOutput, ScoreOutput
 from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.interpreter import collect_at_rest
 from sglite.runtime.engine import EngineCore, GrammarService
 
 log = logging.getLogger("sglite.engine")
 
 # While nothing can run, how often the core still gets a turn: held rows and deadlines run out without a wake-up.
 IDLE_TURN_S = 1.0
+REST_AFTER_S = 0.1  # without a command: time to prepare what later requests would wait for
+REST_PAUSE_S = 0.002  # between two pieces of that, for other threads
 
 
 class Inbox(Protocol):
@@ -83,6 +86,7 @@ class StepLoop:
         self._stats = stats
         self._late: deque[m.Event] = deque()  # replies made by other threads
         self._stopping = False
+        self._next_rest = REST_AFTER_S  # seconds without a command until the core may rest
         self.turns = 0
         self.busy = False
 
@@ -94,8 +98,10 @@ class StepLoop:
                 self.busy = False
                 idle, began = 0.0 if self._core.has_work else self._idle_time(), time.monotonic()
                 commands = self._inbox.take(idle)
-                if not commands and idle == IDLE_TURN_S and time.monotonic() - began >= idle:
-                    self._core.rest()
+                if commands or not idle:
+                    self._next_rest = REST_AFTER_S
+                elif time.monotonic() - began >= self._next_rest:
+                    self._next_rest = self._rest()
                 self.busy = True
                 self._turn(commands)
         except Exception as error:
@@ -104,10 +110,17 @@ class StepLoop:
         finally:
             self._core.close()
 
+    def _rest(self) -> float:
+        """Use the time that nobody wants. Returns in how many seconds there is more to do."""
+        if self._core.rest():
+            return REST_PAUSE_S
+        collect_at_rest()
+        return IDLE_TURN_S
+
     def _idle_time(self) -> float:
         """Seconds until the core may have something to do by itself; a wake-up ends it earlier."""
         deadline = self._core.next_deadline
-        return IDLE_TURN_S if deadline is None else min(IDLE_TURN_S, max(0.001, deadline - time.monotonic()))
+        return self._next_rest if deadline is None else min(self._next_rest, max(0.001, deadline - time.monotonic()))
 
     def _turn(self, commands: list[m.Command]) -> None:
         events: list[m.Event] = []

@@ -355,11 +355,19 @@ class Device(Protocol):
         """See Executor."""
         ...
 
+    def compile_kernels(
+        self, tables: RowTables, draws: Callable[[], None], facts: object, progress: Callable[[str], None]
+    ) -> None:
+        """Compile what steps may need, if this machine has not yet: it would take seconds in the middle of a step.
+        `draws()` goes through the kinds of draws, forwards included, of which only the launches matter. `facts`: of the
+        model, whose repr tells kernels of other sizes apart. `progress` is told how far it is."""
+        ...
+
     def between_steps(self) -> None:
         """A step has been queued: time for a little of what later steps would have to wait for."""
         ...
 
-    def rest(self) -> None:
-        """Nobody has asked for anything for a while: time for what a later request would have to wait for, beside the
-        next steps and without delaying them much. Called again and again."""
+    def rest(self) -> bool:
+        """Nobody asks for anything just now: time for a little of what a later request would have to wait for, some
+        10 ms. True: there is more of it; then it is called again soon."""
         ...

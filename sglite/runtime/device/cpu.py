@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -209,11 +209,17 @@ class CpuDevice:
         """Not measured: a step waits for nothing here."""
         return 0.0
 
+    def compile_kernels(
+        self, tables: RowTables, draws: Callable[[], None], facts: object, progress: Callable[[str], None]
+    ) -> None:
+        """There are none."""
+
     def between_steps(self) -> None:
         """There is nothing to prepare."""
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         """There is nothing that it would have to load later."""
+        return False
 
 
 def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -6,6 +6,8 @@ the write-back of last tokens on the device, and the copy to the host, which onl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
@@ -120,8 +122,19 @@ class ModelRunner:
     def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
         return self._device.step_seconds(num_rows, num_tokens)
 
-    def rest(self) -> None:
-        self._device.rest()
+    @torch.inference_mode()
+    def compile_kernels(self, batches: Sequence[Batch], facts: object, progress: Callable[[str], None]) -> None:
+        """See Device. Before the first step; `batches`: one for each kind of draws."""
+
+        def draws() -> None:
+            for batch in batches:
+                self.forward(batch)
+                self.sample(batch)
+
+        self._device.compile_kernels(self._tables, draws, (facts, self.vocab_size, self.max_rows), progress)
+
+    def rest(self) -> bool:
+        return self._device.rest()
 
     def close(self) -> None:
         self._logits = None

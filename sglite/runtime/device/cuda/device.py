@@ -7,11 +7,13 @@ out again only when the copies from it are over.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -35,34 +37,40 @@ from sglite.runtime.device.base import (
     SamplePlan,
     SamplerOps,
 )
-from sglite.runtime.device.cuda.ahead import keys_ahead, padding
-from sglite.runtime.device.cuda.attention import CudaAttention, choose_splits
+from sglite.runtime.device.cuda.ahead import keys_ahead, keys_to_compile
+from sglite.runtime.device.cuda.attention import CudaAttention
+from sglite.runtime.device.cuda.compiling import mark, only_compiling
 from sglite.runtime.device.cuda.graphs import ForwardGraphs, GraphPool, SampleGraphs
 from sglite.runtime.device.cuda.inputs import (
     MAX_SMALL,
+    SIZES,
     CudaForwardBatch,
     GraphKey,
     PinnedRing,
     SmallStep,
     launch_prepare,
-    padded,
     send_large,
     small_batch,
+    zeros,
 )
 from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOps
+from sglite.runtime.device.cuda.keys import graph_key, invariant_key, with_chunks
 from sglite.runtime.device.cuda.ops import CudaOps
-from sglite.runtime.device.cuda.sampler import CudaSamplerOps
+from sglite.runtime.device.cuda.planner import load_attention
+from sglite.runtime.device.cuda.sampler import CudaSamplerOps, load_filters
 from sglite.runtime.device.cuda.transfers import RESULT_WORDS, HostCopies, MaskCopies, PlanCopies
 from sglite.runtime.device.cuda.tree_plan import TreeKey
 from sglite.runtime.device.cuda.wanted import Wanted
 from sglite.runtime.device.inputs import HostInputs, host_inputs
+from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.device.torch_attention import TorchAttention
 
 _KEPT_MASK_BYTES = 128 << 20  # masks that rows have in common
-_CAPTURES_A_REST = 3  # of 10 to 20 ms each, in a second without requests
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
-_FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
+_LARGE_STEPS = ((1, 1040, 0), (1, 1041, 0), (1, 1040, 16), (1, 600, 0), (8, 70, 16), (8, 71, 16))
+# rows, new tokens of each and cached ones: long and short rows, with and without a cache, multiples of 16 and others
+_FEW_READS = 1 << 17  # cached tokens beside that: what a prompt of MAX_SMALL tokens reads of itself
 
 
 def make(name: str, config: EngineConfig) -> CudaDevice:
@@ -99,10 +107,11 @@ class CudaDevice:
         self._plans = PlanCopies(self.torch_device)
         self._masks = MaskCopies(self.torch_device, _KEPT_MASK_BYTES)
         self._results = PinnedRing(RESULT_WORDS)
-        self._pool = GraphPool()
-        self._rested = False
+        self._library: Thread | None = None  # imports FlashInfer
+        self._sampler = CudaSamplerOps(self.torch_device)
         self._forward: ForwardGraphs | None = None
-        self._ahead: list[GraphKey] | None = None  # captured while nobody asks
+        self._samples: SampleGraphs | None = None
+        self._ahead: deque[GraphKey] | None = None  # captured while nobody asks
         self._wanted: Wanted[GraphKey] = Wanted(time.perf_counter)
         self._longest = 0  # cached tokens of a row of the last small step
         self._tree: TreeKey | None = None  # of that step
@@ -147,7 +156,7 @@ class CudaDevice:
         return self._attention
 
     def sampler_ops(self) -> SamplerOps | None:
-        return CudaSamplerOps(self.torch_device)
+        return self._sampler
 
     def prepare(self, batch: Batch, tables: RowTables) -> ForwardBatch:
         if torch.cuda.current_device() != self._index:
@@ -157,12 +166,8 @@ class CudaDevice:
         key = self._graph_key(batch, inputs)
         if key is None:
             return send_large(batch, inputs, tables)
-        step = self._small.get((key.tokens, key.logits))
-        if step is None:
-            step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
-        if len(batch.page_updates) > step.updates:
-            return send_large(batch, inputs, tables)
-        step.send(batch, inputs, tables.host_page_table.shape[1])
+        step = self._small_step(key)
+        step.send(batch, inputs, tables)
         return small_batch(batch, step.views, tables, key, num_logits=len(inputs.logits_index))
 
     def _graph_key(self, batch: Batch, inputs: HostInputs) -> GraphKey | None:
@@ -170,14 +175,14 @@ class CudaDevice:
         if self._attention is None or self._shape is None or batch.num_tokens > MAX_SMALL:
             return None
         tokens, wanted = batch.num_tokens, len(inputs.logits_index)
-        invariant = isinstance(self._attention, InvariantAttention)
-        tree, cached = (None, inputs.positions) if invariant else self._attention.tree.plan(batch, inputs)
-        if tokens == len(batch.rows):
-            decode = not batch.loads and wanted == tokens
-        else:
-            decode = False
+        single = tokens == len(batch.rows)
+        tree, cached = None, inputs.positions
+        if not isinstance(self._attention, InvariantAttention):
+            tree, cached = self._attention.tree.plan(batch if single else with_chunks(batch), inputs)
+        decode = single and not batch.loads and wanted == tokens
+        if not single:
             read = int(cached.sum(dtype=np.int64))
-            if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + 65536:
+            if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + _FEW_READS:
                 return None
         self._longest, self._tree = int(cached.max()), tree
         return self._key(tokens, wanted, decode=decode, tree=tree)
@@ -185,14 +190,10 @@ class CudaDevice:
     def _key(self, tokens: int, wanted: int, *, decode: bool, tree: TreeKey | None) -> GraphKey:
         """The graph for so many tokens and logits, with rows as long as those of the last step."""
         assert self._shape is not None
-        size = padded(tokens, coarse=not decode)
-        if wanted == tokens and (decode or size > _FEW_LOGITS):
-            logits = 0
-        else:
-            logits = max(padded(wanted, coarse=True), min(size, _FEW_LOGITS))
         if isinstance(self._attention, InvariantAttention):
-            return GraphKey(size, logits, False, 1)
-        return GraphKey(size, logits, decode, choose_splits(size, self._shape.num_kv_heads, self._longest), tree)
+            return invariant_key(tokens, wanted, decode=decode)
+        kv_heads = self._shape.num_kv_heads
+        return graph_key(tokens, wanted, kv_heads=kv_heads, decode=decode, longest=self._longest, tree=tree)
 
     def prepare_sample(
         self,
@@ -204,6 +205,8 @@ class CudaDevice:
         bias: torch.Tensor,
         last_tokens: torch.Tensor,
     ) -> SampleBatch:
+        if plan.flags.penalized != plan.flags.biased:  # one kernel does both: rows have a slot for what they use
+            plan = replace(plan, flags=replace(plan.flags, penalized=True, biased=True))
         return SampleBatch(
             flags=plan.flags,
             plan=plan,
@@ -215,11 +218,12 @@ class CudaDevice:
         )
 
     def capture_forward(self, forward: ForwardFn) -> ForwardFn:
-        self._forward = ForwardGraphs(forward, self._prepare_small, self._pool, capture=self._capture)
+        self._forward = ForwardGraphs(forward, self._prepare_small, GraphPool(), capture=self._capture)
         return self._forward
 
     def capture_sample(self, sample: SampleFn) -> SampleFn:
-        return SampleGraphs(sample, self._pool, capture=self._capture)
+        self._samples = SampleGraphs(sample, GraphPool(), capture=self._capture)
+        return self._samples
 
     def to_host(self, tensors: Mapping[str, torch.Tensor]) -> HostCopies:
         copies = HostCopies(tensors, self._results)
@@ -234,51 +238,107 @@ class CudaDevice:
         if num_tokens > MAX_SMALL:
             return None
         decode = num_tokens == num_rows
-        key = self._key(num_tokens, num_rows, decode=decode, tree=None)
-        if not decode and self._tree is not None:  # too many kinds to tell which it will be: captured by the step
-            return (self._forward.seconds(key) or 0.0) if self._wanted.may_capture else None
+        key = self._key(num_tokens, num_rows, decode=decode, tree=self._tree)
         if not decode and not self._forward.has(key):
             self._wanted.ask(key)
             return None
         return self._forward.seconds(key) or 0.0
 
+    def compile_kernels(
+        self, tables: RowTables, draws: Callable[[], None], facts: object, progress: Callable[[str], None]
+    ) -> None:
+        if self._attention is None or self._forward is None or self._samples is None:
+            return
+        folder = Path(os.environ["TRITON_CACHE_DIR"])
+        sizes = tables.page_size, tables.page_table.shape
+        done = mark(folder, torch.cuda.get_device_capability(), type(self._attention), self._shape, sizes, facts)
+        if done.exists():
+            return
+        self._tables, self._sampler.filters = tables, False
+        progress("compiling kernels, once on this machine")
+        with only_compiling(usable_cpus(), progress), self._forward.singly(), self._samples.singly():
+            self._launch_forwards(self._forward, tables)
+            draws()
+        self._sampler.filters = True
+        folder.mkdir(parents=True, exist_ok=True)
+        done.touch()
+
+    def _launch_forwards(self, forward: ForwardGraphs, tables: RowTables) -> None:
+        """Steps of all kinds, with numbers that mean nothing."""
+        assert self._attention is not None and self._shape is not None
+        max_rows, pages = tables.page_table.shape
+        if isinstance(self._attention, CudaAttention):
+            keys = keys_to_compile(self._shape.num_kv_heads, max_rows)
+        else:
+            keys = [invariant_key(n, n, decode=decode) for decode in (True, False) for n in SIZES]
+        for key in keys:
+            step = self._small_step(key)
+            forward(small_batch(zeros(rows=1, tokens=key.tokens), step.views, tables, key, num_logits=key.logits))
+        if importlib.util.find_spec("flashinfer") is None:
+            return
+        for rows, tokens, start in _LARGE_STEPS:
+            if rows <= max_rows and start + tokens <= pages * tables.page_size:
+                batch = zeros(rows=rows, tokens=tokens, start=start)
+                large = send_large(batch, host_inputs(batch, tables.host_page_table, tables.page_size), tables)
+                self._attention.plan(large)
+                forward(large)
+
     def between_steps(self) -> None:
         key = self._wanted.take(idle=False)
         if key is not None:
-            began = time.perf_counter()
             self._capture_ahead(key)
-            self._wanted.spend(time.perf_counter() - began)
+        if self._forward is not None:
+            self._wanted.spend(self._forward.take_capture_seconds())
 
-    def rest(self) -> None:
-        """Prompts of more than a small step and top-k, top-p and min-p need FlashInfer, whose import takes seconds.
-        Steps with forced text are of several tokens a row: their graphs would be captured while somebody waits."""
-        for _ in range(_CAPTURES_A_REST):
-            self._capture_one_ahead()
-        if not self._rested and importlib.util.find_spec("flashinfer") is not None:
-            Thread(target=importlib.import_module, args=("flashinfer",), name="sglite-import", daemon=True).start()
-        self._rested = True
+    def rest(self) -> bool:
+        """A graph, or what only large steps and top-k, top-p and min-p need: FlashInfer, whose import takes seconds."""
+        key = self._wanted.take(idle=True) or self._next_ahead()
+        if key is not None and self._forward is not None:
+            self._capture_ahead(key)
+            self._forward.take_capture_seconds()  # nobody waited for it
+            return True
+        if self._library is None and self._tables is not None:
+            self._library = Thread(target=self._load_library, name="sglite-import")  # at exit it is waited for
+            self._library.start()
+        return False
 
-    def _capture_one_ahead(self) -> None:
-        if self._shape is None or self._tables is None or not isinstance(self._attention, CudaAttention):
-            return
+    def _next_ahead(self) -> GraphKey | None:
+        """None: all are there."""
+        forward, tables = self._forward, self._tables
+        if forward is None or tables is None or self._shape is None or not self._capture:
+            return None
+        if not isinstance(self._attention, CudaAttention):
+            return None
         if self._ahead is None:
-            self._ahead = keys_ahead(self._shape.num_kv_heads)
-        key = self._wanted.take(idle=True) or (self._ahead.pop(0) if self._ahead else None)
-        if key is not None:
-            self._capture_ahead(key)
+            self._ahead = deque(keys_ahead(self._shape.num_kv_heads, tables.page_table.shape[0]))
+        while self._ahead:
+            key = self._ahead.popleft()
+            if not forward.has(key):
+                return key
+        return None
 
     def _capture_ahead(self, key: GraphKey) -> None:
         """Make the graph of a size from a step of nothing but padding."""
-        tables = self._tables
-        if not self._capture or self._forward is None or tables is None:
+        if self._forward is None or self._tables is None:
             return
         with torch.inference_mode():
-            step = self._small.get((key.tokens, key.logits))
-            if step is None:
-                step = self._small[key.tokens, key.logits] = SmallStep(key.tokens, key.logits, self.torch_device)
-            step.send_padding()
-            batch = small_batch(padding(key.tokens), step.views, tables, key, num_logits=key.logits)
-            self._forward.capture_ahead(batch)
+            step = self._small_step(key)
+            batch = small_batch(zeros(rows=1, tokens=key.tokens), step.views, self._tables, key, num_logits=key.logits)
+            self._forward.capture(batch)
+
+    def _load_library(self) -> None:
+        if importlib.util.find_spec("flashinfer") is None:
+            return
+        torch.cuda.set_device(self._index)
+        if isinstance(self._attention, CudaAttention) and self._shape is not None and self._tables is not None:
+            load_attention(self._shape, self.torch_device, page_size=self._tables.page_size)
+        load_filters(self.torch_device)
+
+    def _small_step(self, key: GraphKey) -> SmallStep:
+        place = key.tokens, key.logits
+        if place not in self._small:
+            self._small[place] = SmallStep(key.tokens, key.logits, self.torch_device)
+        return self._small[place]
 
     def _prepare_small(self, batch: CudaForwardBatch) -> None:
         assert self._tables is not None and batch.key is not None

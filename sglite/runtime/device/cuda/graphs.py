@@ -1,13 +1,19 @@
 """Captured graphs: small steps up to the logits, one per padded size, and the draws from them.
 
-A forward graph holds the input preparation and the whole model, so a step is one copy of its numbers and one launch. A
-graph is captured when its size comes the second time, right after that step ran launch by launch: nothing is executed
-twice. All graphs share a memory pool: a forward's logits are read by the draws of the same step, before any replay.
+A forward graph holds the input preparation and the whole model, so a step is one copy of its numbers and one launch.
+Capturing launches nothing: it takes the host as long as launching the kernels one by one, so that a step whose graph
+is not there yet is captured and replayed. Most graphs are captured before, while nobody waits (ahead.py).
+
+Forward graphs share their memory, logits included: those of a step are read by the draws of the same step, before any
+replay. The draws' graphs have memory of their own, as they run while logits are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,8 +24,11 @@ from sglite.runtime.device.cuda.inputs import CudaForwardBatch, GraphKey
 from sglite.runtime.device.cuda.recent import Recent
 from sglite.runtime.device.cuda.step_times import StepTimes
 
+_log = logging.getLogger("sglite.engine")
+
 _MOST_FORWARDS = 256  # graphs of the model that are kept: 8 MiB of the GPU and 4 of the host each
 _MOST_SAMPLES = 2048  # of draws, which are much smaller
+_NUMBERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # by size
 Result = TypeVar("Result")
 
 
@@ -30,27 +39,51 @@ class Captured(Generic[Result]):
 
 
 class GraphPool:
-    """Captures on a stream of its own, in memory that all graphs share."""
+    """Captures on a stream of its own, in memory that all its graphs share."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._handle: Any = None
 
     def capture(self, run: Callable[[], Result]) -> Captured[Result]:
-        """Record what run() launches; nothing is executed."""
+        """Record what run() launches; nothing is executed. Kernels that were never used are loaded meanwhile, which
+        only the relaxed mode allows."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
             self._handle = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
-            try:
-                result = run()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self._handle, capture_error_mode="relaxed")
+                try:
+                    result = run()
+                finally:
+                    graph.capture_end()
+        except BaseException:
+            self._stream = None  # neither it nor the pool can be captured with again
+            raise
+        torch.cuda.current_stream().wait_stream(stream)
         return Captured(graph, result)
+
+
+class _Place:
+    """Where a tensor stands, without a hold on its memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": _NUMBERS[tensor.itemsize],
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous CUDA tensor once more: memory of a graph pool may serve the next capture beside it."""
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Place(tensor), device=tensor.device).view(tensor.dtype)
 
 
 class ForwardGraphs:
@@ -64,42 +97,84 @@ class ForwardGraphs:
         self._pool = pool
         self._capture = capture
         self._graphs: Recent[GraphKey, Captured[torch.Tensor]] = Recent(_MOST_FORWARDS)
-        self._seen: set[GraphKey] = set()
         self._times = StepTimes(lambda: torch.cuda.Event(enable_timing=True))
+        self._began = False  # a step was launched singly: libraries have set themselves up
+        self._capturing = 0.0
+        self._seen: set[GraphKey] = set()  # that steps had before there was a graph
+        self._refused: set[GraphKey] = set()  # could not be captured
+
+    def __len__(self) -> int:
+        return len(self._graphs)
 
     def has(self, key: GraphKey) -> bool:
         return key in self._graphs
 
     def seconds(self, key: GraphKey) -> float | None:
         """What steps of that size take on the device, whatever the length of their rows; None: not measured yet."""
-        return self._times.seconds((key.decode, key.tokens))
+        return self._times.seconds(_kind(key))
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         assert isinstance(batch, CudaForwardBatch)
         key = batch.key
         if key is None:
+            self._begin()
             return self._forward(batch)
         found = self._graphs.get(key)
-        if found is not None:
-            self._times.run((key.decode, key.tokens), found.graph.replay)
-            return found.result[: batch.num_logits]
-        logits = self._run(batch)
-        if self._capture:
-            if key in self._seen:
-                self._graphs.put(key, self._pool.capture(lambda: self._run(batch)))
+        if found is None:
             self._seen.add(key)
-        return logits[: batch.num_logits]
+            found = self.capture(batch) if self._began else None
+            self._begin()
+        if found is None:
+            return self._run(batch)[: batch.num_logits]
+        self._times.run(_kind(key), found.graph.replay)
+        return found.result[: batch.num_logits]
 
-    def capture_ahead(self, batch: CudaForwardBatch) -> None:
-        """Make the graph of a size before a step needs it. `batch`: nothing but padding."""
-        assert batch.key is not None
-        if self._capture and batch.key not in self._graphs:
-            self._run(batch)
-            self._graphs.put(batch.key, self._pool.capture(lambda: self._run(batch)))
+    def capture(self, batch: CudaForwardBatch) -> Captured[torch.Tensor] | None:
+        """Make the graph of a batch's size, or make it again; of its numbers none matters. None: there is none."""
+        key = batch.key
+        assert key is not None
+        if not self._capture or key in self._refused:
+            return None
+        began = time.perf_counter()
+        try:
+            made = self._pool.capture(lambda: self._run(batch))
+        except RuntimeError:
+            _log.exception("steps of the kind %s run without a graph: it could not be captured", key)
+            self._refused.add(key)
+            return None
+        kept = Captured(made.graph, borrowed(made.result))
+        self._graphs.put(key, kept)
+        self._capturing += time.perf_counter() - began
+        return kept
+
+    @contextmanager
+    def singly(self) -> Iterator[None]:
+        """Everything is launched kernel by kernel meanwhile."""
+        capture, self._capture = self._capture, False
+        try:
+            yield
+        finally:
+            self._capture = capture
+            self._seen.clear()
+
+    def take_capture_seconds(self) -> float:
+        """What captures have taken since this was asked last."""
+        seconds, self._capturing = self._capturing, 0.0
+        return seconds
+
+    def _begin(self) -> None:
+        if not self._began:
+            torch.cuda.current_blas_handle()
+            self._began = True
 
     def _run(self, batch: CudaForwardBatch) -> torch.Tensor:
         self._prepare(batch)
         return self._forward(batch)
+
+
+def _kind(key: GraphKey) -> Hashable:
+    """Of steps that take about as long."""
+    return key.decode, key.tokens, key.tree is None
 
 
 class SampleGraphs:
@@ -111,6 +186,15 @@ class SampleGraphs:
         self._capture = capture
         self._graphs: Recent[Hashable, Captured[SampleOutput]] = Recent(_MOST_SAMPLES)
         self._seen: set[Hashable] = set()
+
+    @contextmanager
+    def singly(self) -> Iterator[None]:
+        """See ForwardGraphs."""
+        capture, self._capture = self._capture, False
+        try:
+            yield
+        finally:
+            self._capture = capture
 
     def __call__(self, logits: torch.Tensor, batch: SampleBatch) -> SampleOutput:
         if not self._capture or batch.flags.filtered:

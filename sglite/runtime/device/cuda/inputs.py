@@ -17,25 +17,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglite.runtime.batch import Batch, IntArray
+from sglite.runtime.batch import NO_MASK, Batch, IntArray, PageUpdates
 from sglite.runtime.device.base import ForwardBatch, RowTables
 from sglite.runtime.device.cuda.kernels.elementwise import prepare_kernel
 from sglite.runtime.device.cuda.tree_plan import TreeKey
 from sglite.runtime.device.inputs import HostInputs
 
-MAX_SMALL = 512  # tokens of a step that is padded and captured
+MAX_SMALL = 1024  # tokens of a step that is padded and captured
 _ALIGNED = 16  # int32 words: Triton compiles a kernel again for a pointer that is not 64 bytes aligned
 
 _RING = 4  # steps that may be in flight, with one to spare
-_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, *range(32, 128, 8), *range(128, 256, 16), *range(256, MAX_SMALL + 1, 32))
+SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, *range(32, 128, 8), *range(128, 256, 16), *range(256, MAX_SMALL + 1, 32))
 
 # Of steps that come in many shapes. 64 tokens take no longer than 48 do, nor 128 than 96 (H200, 0.6B and 8B).
-_COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, MAX_SMALL)
+COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, *range(512, MAX_SMALL + 1, 64))
 
 
 def padded(count: int, *, coarse: bool) -> int:
     """The captured size for that many tokens."""
-    return next(size for size in (_COARSE if coarse else _SIZES) if size >= count)
+    return next(size for size in (COARSE if coarse else SIZES) if size >= count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PinnedRing:
     which with as many buffers as steps can be in flight it always is."""
 
     def __init__(self, words: int) -> None:
-        self._tensors = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(_RING)]
+        self._tensors = torch.zeros((_RING, words), dtype=torch.int32, pin_memory=True).unbind()  # one allocation
         self._arrays = [tensor.numpy() for tensor in self._tensors]
         self._events = [torch.cuda.Event() for _ in range(_RING)]
         self._turn = 0
@@ -121,10 +121,14 @@ class SmallStep:
         self._ring = PinnedRing(self._sections.words)
         self.views = self._sections.views(self._buffer)
 
-    def send(self, batch: Batch, inputs: HostInputs, table_width: int) -> None:
+    def send(self, batch: Batch, inputs: HostInputs, tables: RowTables) -> None:
+        """A row that comes with a long cached prefix has more page updates than fit: they go ahead by themselves."""
+        updates, table_width = batch.page_updates, tables.host_page_table.shape[1]
+        if len(updates) > self.updates:
+            send_updates(updates, tables)
+            updates = PageUpdates(updates.rows[:0], updates.columns[:0], updates.pages[:0])
         pinned, host = self._ring.take()
         host[:] = self._empty
-        updates = batch.page_updates
         fill(
             host,
             self._sections,
@@ -137,13 +141,6 @@ class SmallStep:
             update_pages=updates.pages,
         )
         host[0], host[1] = batch.num_tokens, len(updates)
-        self._buffer.copy_(pinned, non_blocking=True)
-        self._ring.sent()
-
-    def send_padding(self) -> None:
-        """A step of nothing but padding."""
-        pinned, host = self._ring.take()
-        host[:] = self._empty
         self._buffer.copy_(pinned, non_blocking=True)
         self._ring.sent()
 
@@ -174,6 +171,21 @@ def fill(host: NDArray[np.int32], sections: Sections, **arrays: IntArray) -> Non
     for name, array in arrays.items():
         first = sections.places[name].start
         host[first : first + len(array)] = array
+
+
+def send_updates(updates: PageUpdates, tables: RowTables) -> None:
+    """Page updates alone, in memory of their own."""
+    sections = Sections({"counts": 2, "update_index": len(updates), "update_pages": len(updates)})
+    pinned = torch.empty(sections.words, dtype=torch.int32, pin_memory=True)
+    fill(
+        pinned.numpy(),
+        sections,
+        counts=np.array([0, len(updates)], np.int32),
+        update_index=updates.rows * tables.host_page_table.shape[1] + updates.columns,
+        update_pages=updates.pages,
+    )
+    views = sections.views(pinned.to(tables.page_table.device, non_blocking=True))
+    launch_prepare(views | {"token_ids": views["counts"], "token_rows": views["counts"]}, tables, programs=16)
 
 
 def send_large(batch: Batch, inputs: HostInputs, tables: RowTables) -> CudaForwardBatch:
@@ -210,6 +222,24 @@ def send_large(batch: Batch, inputs: HostInputs, tables: RowTables) -> CudaForwa
         logits_index=views["logits_index"],
         host_page_table=tables.host_page_table,
         page_size=tables.page_size,
+    )
+
+
+def zeros(*, rows: int, tokens: int, start: int = 0) -> Batch:
+    """A batch of which only the sizes matter: so many new tokens in each row, behind `start` cached ones."""
+    every = np.arange(rows, dtype=np.int32)
+    return Batch(
+        step=0,
+        rows=every,
+        starts=np.full(rows, start, np.int32),
+        num_new=np.full(rows, tokens, np.int32),
+        token_ids=np.zeros(rows * tokens, np.int32),
+        num_logits=np.ones(rows, np.int32),
+        samples=np.ones(rows, np.bool_),
+        num_drafts=np.zeros(rows, np.int32),
+        output_index=np.zeros(rows, np.int32),
+        mask_slots=np.full(rows, NO_MASK, np.int32),
+        logprob_rows=np.empty(0, np.int32),
     )
 
 

@@ -8,25 +8,33 @@ which lets fa3 fetch them with the bulk copy engine.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import triton
 
-from sglite.runtime.device.base import AttentionShape, KVCache
-from sglite.runtime.device.cuda.inputs import CudaForwardBatch
+from sglite.runtime.device.base import AttentionShape, KVCache, RowTables
+from sglite.runtime.device.cuda.inputs import CudaForwardBatch, send_large, zeros
 from sglite.runtime.device.cuda.kernels.elementwise import gather_pages_kernel
+from sglite.runtime.device.inputs import host_inputs
 
 _WORKSPACE = 384 << 20  # bytes
+_SMALL_WORKSPACE = 64 << 20
 _PLANS = 3  # in flight: the copy of a plan to the device may still be queued when the host makes the next one
 _LONG_ROWS = 256  # mean new tokens a row from which fa3 is ahead of fa2
 
 
 class RaggedPlanner:
-    def __init__(self, shape: AttentionShape, cache: KVCache, device: torch.device) -> None:
+    """`workspace`: bytes for FlashInfer."""
+
+    def __init__(
+        self, shape: AttentionShape, cache: KVCache, device: torch.device, *, workspace: int = _WORKSPACE
+    ) -> None:
         self._shape = shape
         self._device = device
+        self._workspace_bytes = workspace
         self._page_size = cache.page_size
         paged = (-1, cache.page_size, shape.num_kv_heads, shape.head_dim)
         self._layers = [(k.view(paged), v.view(paged)) for k, v in zip(cache.k, cache.v, strict=True)]
@@ -95,7 +103,7 @@ class RaggedPlanner:
 
     def _next_wrapper(self, backend: str) -> Any:
         if self._workspace is None:
-            self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self._device)
+            self._workspace = torch.zeros(self._workspace_bytes, dtype=torch.uint8, device=self._device)
         key = backend, self.from_pages
         if key not in self._wrappers:
             import flashinfer  # when it is needed: it takes longer to import than the rest of a small engine to start
@@ -108,6 +116,31 @@ class RaggedPlanner:
             wrappers = [make(self._workspace, "NHD", backend=backend) for _ in range(_PLANS)]
             self._wrappers[key] = itertools.cycle(wrappers)
         return next(self._wrappers[key])
+
+
+@torch.inference_mode()
+def load_attention(shape: AttentionShape, device: torch.device, *, page_size: int) -> None:
+    """Import FlashInfer and run each of the kernels that `shape` needs once, which loads it. May have a thread of its
+    own beside steps."""
+    one_layer = replace(shape, num_layers=1)
+    slots, new = 2 * _LONG_ROWS, _LONG_ROWS
+    size = (slots * page_size, shape.num_kv_heads, shape.head_dim)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        cache = KVCache(*([torch.zeros(size, dtype=shape.dtype, device=device)] for _ in range(2)), page_size)
+        planner = RaggedPlanner(one_layer, cache, device, workspace=_SMALL_WORKSPACE)
+        tables = RowTables(
+            np.zeros((2, slots), np.int32),
+            torch.zeros((2, slots), dtype=torch.int32, device=device),
+            torch.zeros(2, dtype=torch.int32, device=device),
+            page_size,
+        )
+        q = torch.zeros(2 * new, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        k = torch.zeros(2 * new, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        for start, tokens in ((0, new), (1, new), (1, 1)):  # all prompts are new, behind cached ones, few tokens
+            batch = zeros(rows=2, tokens=tokens, start=start)
+            planner.plan(send_large(batch, host_inputs(batch, tables.host_page_table, page_size), tables))
+            planner.run(0, q[: 2 * tokens], None if planner.from_pages else (k, k))
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _offsets(counts: np.ndarray) -> torch.Tensor:

@@ -14,6 +14,7 @@ from sglite.runtime.device.cuda.kernels.sample import draw_kernel, verify_kernel
 
 _FEW_DRAWS = 8
 _BLOCK = 1024
+_ALIGNED = 16  # int32 words
 _WORKSPACE_PARTS = 1 << 16
 
 
@@ -24,17 +25,20 @@ class CudaSamplerOps:
         self._tokens = torch.empty(2 * _WORKSPACE_PARTS, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(_WORKSPACE_PARTS // 8, dtype=torch.int32, device=device)
         self._accepted: torch.Tensor | None = None
+        self.filters = True  # False: the kernels before and behind FlashInfer's alone
 
     def draw(self, logits: torch.Tensor, batch: SampleBatch) -> tuple[torch.Tensor, torch.Tensor]:
         flags, draws = batch.flags, batch.draw_rows.shape[0]
-        out = torch.empty(3, draws, dtype=torch.int32, device=self._device)  # one block: one copy to the host
+        # One block: one copy to the host. Each part begins at a multiple of 64 bytes: for pointers that do not, Triton
+        # compiles the kernels again.
+        out = torch.empty(3, -(-draws // _ALIGNED) * _ALIGNED, dtype=torch.int32, device=self._device)[:, :draws]
         tokens, status, self._accepted = out[0], out[1], out[2]
         if not flags.filtered:
             self._launch(logits, batch, tokens, status, None, processed=False)
             return tokens, status
         scores = torch.empty(draws, logits.shape[1], dtype=torch.float32, device=self._device)
         self._launch(logits, batch, tokens, status, scores, processed=False)
-        filtered = _filter(scores, batch)
+        filtered = _filter(scores, batch) if self.filters else scores
         spare = torch.empty_like(status)  # the verdict over the logits is in: filtering adds none
         self._launch(filtered, batch, tokens, spare, None, processed=True)
         return tokens, status
@@ -84,14 +88,26 @@ class CudaSamplerOps:
         return (batch.temperature > 0).float()
 
 
+@torch.inference_mode()
+def load_filters(device: torch.device) -> None:
+    """Import FlashInfer and run its kernels once, which loads them."""
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        scores = torch.ones(1, 64, dtype=torch.float32, device=device)
+        one = torch.ones(1, dtype=torch.int32, device=device)
+        _renormed(scores.softmax(-1), one, one.float())
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _renormed(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    from flashinfer.sampling import top_k_renorm_probs, top_p_renorm_probs  # when needed: it takes seconds to import
+
+    return top_p_renorm_probs(top_k_renorm_probs(probabilities, top_k), top_p)
+
+
 def _filter(scores: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
     """scores: float32[S, V], divided by the temperature. Log probabilities of what the filters leave, -inf elsewhere;
     greedy draws keep their scores."""
-    from flashinfer.sampling import top_k_renorm_probs, top_p_renorm_probs
-
-    probabilities = scores.softmax(-1)
-    probabilities = top_k_renorm_probs(probabilities, batch.top_k)
-    probabilities = top_p_renorm_probs(probabilities, batch.top_p)
+    probabilities = _renormed(scores.softmax(-1), batch.top_k, batch.top_p)
     least = probabilities.amax(-1, keepdim=True) * batch.min_p[:, None]
     filtered = torch.where(probabilities >= least, probabilities, 0.0).log()
     return torch.where((batch.temperature > 0)[:, None], filtered, scores)
