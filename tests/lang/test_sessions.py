@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,13 @@ def sent(bodies: list[Any]) -> list[tuple[bool, int]]:
 @pytest.fixture
 def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
-    chunks = Http.chunks
+    pour = Http.pour
 
-    def watched(self: Http, path: str, body: bytes, *, closing: bool = False) -> Any:
+    def watched(self: Http, path: str, body: bytes, fed: Any, *, closing: bool = False) -> Any:
         found.append(body)
-        return chunks(self, path, body, closing=closing)
+        return pour(self, path, body, fed, closing=closing)
 
-    monkeypatch.setattr(Http, "chunks", watched)
+    monkeypatch.setattr(Http, "pour", watched)
     return found
 
 
@@ -108,18 +108,22 @@ def test_a_choice_may_follow_a_generation_with_nothing_between(engine: sgl.Engin
 def test_a_broken_connection_costs_nothing(
     engine: sgl.Engine, app: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks, breaks = Http.chunks, [0]
+    pour, breaks = Http.pour, [0]
 
-    async def fragile(self: Http, path: str, body: bytes, *, closing: bool = False) -> AsyncGenerator[bytes]:
+    async def fragile(self: Http, path: str, body: bytes, fed: Any, *, closing: bool = False) -> None:
         count = 0
-        async for found in chunks(self, path, body, closing=closing):
+
+        def breaking(data: bytes) -> None:
+            nonlocal count
             count += 1
-            yield found
+            fed(data)
             if count == 2 and breaks[0] < 5:
                 breaks[0] += 1
                 raise Unreachable("the cable is out")
 
-    monkeypatch.setattr(Http, "chunks", fragile)
+        await pour(self, path, body, breaking, closing=closing)
+
+    monkeypatch.setattr(Http, "pour", fragile)
     before = engine.stats()["requests"]
     remote = agent.run(backend=backend, stream=True)
     text = remote.text()

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from sglite.errors import BackendError, InvalidRequest, Overloaded, SgliteError, UnsupportedSchema, error_types
+from sglite.lang.backends.wire import Broken, Fed, Wires, reaches
 
 CONNECT_S = 10.0
 CLOSE_S = 1.0  # for what is under way when a backend is closed
@@ -36,6 +37,7 @@ class NotThisApi(BackendError):
 @dataclass(slots=True)
 class _Pool:
     client: httpx.AsyncClient
+    wires: Wires | None = None  # None: there is a proxy between
     in_use: int = 0  # requests under way
 
     async def close(self) -> None:
@@ -43,6 +45,8 @@ class _Pool:
         until = time.monotonic() + CLOSE_S
         while self.in_use and time.monotonic() < until:
             await asyncio.sleep(0.005)
+        if self.wires is not None:
+            self.wires.close()
         await self.client.aclose()
 
 
@@ -126,15 +130,27 @@ class Http:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def chunks(self, path: str, body: bytes, *, closing: bool = False) -> AsyncGenerator[bytes]:
-        """The bytes of a streamed answer as they come. Raises as `post`. `closing`: also after `close`, while there are
-        connections."""
+    async def pour(self, path: str, body: bytes, fed: Fed, *, closing: bool = False) -> None:
+        """POST, and hand the bytes of the answer to `fed` as they come; returns at its end. Raises as `post`, and what
+        `fed` raises. `closing`: also after `close`, while there are connections."""
+        with self._pool(closing=closing) as pool:
+            if pool.wires is None:
+                await self._poured(path, body, fed, closing=closing)
+                return
+            try:
+                answer = await pool.wires.post(path, body, fed)
+            except Broken as error:
+                raise Unreachable(f"{self.base_url} does not answer: {error}") from error
+        if answer.status_code != 200:
+            _checked(answer, answer.content)
+
+    async def _poured(self, path: str, body: bytes, fed: Fed, *, closing: bool) -> None:
         try:
             async with self._streamed(path, {"content": body}, closing=closing) as answer:
                 if answer.status_code != 200:
                     _checked(answer, await answer.aread())
                 async for chunk in answer.aiter_raw():
-                    yield chunk
+                    fed(chunk)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -148,26 +164,37 @@ class Http:
 
     @contextlib.contextmanager
     def _client(self, *, closing: bool = False) -> Iterator[httpx.AsyncClient]:
+        with self._pool(closing=closing) as pool:
+            yield pool.client
+
+    @contextlib.contextmanager
+    def _pool(self, *, closing: bool = False) -> Iterator[_Pool]:
         """A pool belongs to the event loop that opened its connections. Raises BackendError after `close`."""
         loop = asyncio.get_running_loop()
         pool = self._clients.get(loop)
         if self._closed and (pool is None or not closing):
             raise BackendError(f"this backend has been closed: make a new one for {self.base_url}")
         if pool is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-            client = httpx.AsyncClient(
-                base_url=self.base_url,
-                headers=self._headers,
-                timeout=self._timeout,
-                verify=self._verify,
-                limits=limits,
-            )
-            pool = self._clients[loop] = _Pool(client)
+            pool = self._clients[loop] = self._new_pool()
         pool.in_use += 1
         try:
-            yield pool.client
+            yield pool
         finally:
             pool.in_use -= 1
+
+    def _new_pool(self) -> _Pool:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        client = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=self._headers,
+            timeout=self._timeout,
+            verify=self._verify,
+            limits=limits,
+        )
+        url = httpx.URL(self.base_url)
+        if not reaches(url):
+            return _Pool(client)
+        return _Pool(client, Wires(url, self._headers, verify=self._verify, timeout=self._timeout))
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         return Unreachable(f"{self.base_url} does not answer: {error or type(error).__name__}")

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -151,22 +150,16 @@ class Link:
         open_calls = [call for call, _ in calls]
         failures = 0
         while True:
+            reader = _Reader(open_calls)
             try:
-                async with aclosing(self._http.chunks(PATH, body, closing=not calls)) as chunks:
-                    async for answer in _answers(chunks):
-                        failures = 0
-                        if not 0 <= answer.call < len(open_calls):
-                            raise BackendError("the server answered a call that was not made")
-                        call = open_calls[answer.call]
-                        if not call.over:
-                            call.feed(answer)
+                await self._http.pour(PATH, body, reader.feed, closing=not calls)
                 open_calls = [call for call in open_calls if not call.over]
                 if not open_calls:
                     return
                 raise Unreachable("the server ended the answer before the calls were over")
             except Unreachable as error:
+                failures = 1 if reader.got else failures + 1
                 open_calls = [call for call in open_calls if not call.over]
-                failures += 1
                 if failures > RETRIES or not (open_calls or given_up or ended):
                     _fail(open_calls, error)
                     return
@@ -208,22 +201,35 @@ def _frame(calls: Sequence[bytes], given_up: list[tuple[str, str]], ended: list[
     return _encode(ProgramFrame(calls=raw, given_up=tuple(given_up), ended=tuple(ended)))
 
 
-async def _answers(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[CallAnswer]:
-    """Raises BackendError for what is no answer."""
-    data = bytearray()
-    async for chunk in chunks:
-        data += chunk
-        while len(data) >= 4:
-            size = int.from_bytes(data[:4], "little")
-            if size > _MAX_ANSWER_BYTES:
+class _Reader:
+    """Hands answers to their calls, from the bytes of a stream. Raises BackendError for what is no answer."""
+
+    def __init__(self, calls: Sequence[OpenCall]) -> None:
+        self.got = 0  # answers
+        self._calls = calls
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+        while len(self._data) >= 4:
+            end = 4 + int.from_bytes(self._data[:4], "little")
+            if end > _MAX_ANSWER_BYTES:
                 raise BackendError("the server's answer is in an unknown shape")
-            if len(data) < 4 + size:
-                break
+            if len(self._data) < end:
+                return
             with known_shape():
-                found = _decoder.decode(memoryview(data)[4 : 4 + size])
-            del data[: 4 + size]
+                found = _decoder.decode(self._data[4:end])
+            del self._data[:end]
             for answer in found:
-                yield answer
+                self._hand_over(answer)
+
+    def _hand_over(self, answer: CallAnswer) -> None:
+        self.got += 1
+        if not 0 <= answer.call < len(self._calls):
+            raise BackendError("the server answered a call that was not made")
+        call = self._calls[answer.call]
+        if not call.over:
+            call.feed(answer)
 
 
 def _error(told: dict[str, Any]) -> SgliteError:

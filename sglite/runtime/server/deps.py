@@ -12,7 +12,7 @@ from sglite.runtime.server.auth import Tenant, require_admin
 from sglite.runtime.server.service import Call, Service
 
 
-async def _service(request: Request) -> Service:
+async def this_service(request: Request) -> Service:
     return request.app.state.service
 
 
@@ -26,8 +26,8 @@ async def _admin(request: Request) -> Tenant:
     return tenant
 
 
-async def _call(request: Request) -> Call:
-    service = await _service(request)
+async def this_call(request: Request) -> Call:
+    service = await this_service(request)
     timeout = _timeout(request.headers.get("x-request-timeout"))
     return service.call(request.state.tenant, request.state.record, timeout_s=timeout)
 
@@ -45,7 +45,7 @@ def _timeout(given: str | None) -> float | None:
     return seconds
 
 
-ServiceDep = Annotated[Service, Depends(_service)]
+ServiceDep = Annotated[Service, Depends(this_service)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 AdminDep = Annotated[Tenant, Depends(_admin)]
-CallDep = Annotated[Call, Depends(_call)]
+CallDep = Annotated[Call, Depends(this_call)]

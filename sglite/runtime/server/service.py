@@ -37,6 +37,7 @@ from sglite.runtime.server.sessions import ProgramSessions
 from sglite.runtime.server.tokenise import THREAD_CHARS, PromptThreads, encode_prompt
 from sglite.text.types import TextTokenizer
 
+MAX_COMPILED = 4096
 _PROBE = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -101,6 +102,8 @@ class Service:
         self.prompt_threads = PromptThreads()
         self._running_ids: dict[str, list[str]] = {}  # the engine's ids by what clients call them
         self._numbers = itertools.count()
+        # Hashes of constraints that the engine has accepted: asking it again would take a step of waiting.
+        self._compiled: dict[int, None] = {}
         self.program_sessions = ProgramSessions()
         self.more_paths: frozenset[str] = frozenset()  # of routes that lie above the runtime
         self.kept: dict[str, Any] = {}  # what routes make once a server
@@ -238,11 +241,14 @@ class Service:
 
     async def _compile(self, grammar: GrammarSpec | None) -> None:
         """Ahead of the request, so that a refusal costs no place in the engine and its time is seen."""
-        if grammar is None:
+        if grammar is None or hash(grammar) in self._compiled:
             return
         begun = time.monotonic()
         await self.engine.compile_grammar(grammar)
         self.metrics.grammar_time.observe(time.monotonic() - begun)
+        self._compiled[hash(grammar)] = None
+        if len(self._compiled) > MAX_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
 
     async def _observed(self, request: GenerateRequest, call: Call) -> AsyncGenerator[RequestOutput, None]:
         metrics, record = self.metrics, call.record
