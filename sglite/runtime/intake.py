@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -227,7 +228,7 @@ class Intake:
 
     def _check_ids(self, given: Sequence[int], param: str) -> IntArray:
         try:
-            ids = np.asarray(given)
+            ids = _as_array(given)
             if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
                 raise TypeError
         except (TypeError, ValueError, OverflowError):
@@ -235,7 +236,7 @@ class Intake:
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
             wrong = next(int(i) for i in ids if not 0 <= i < self._vocab_size)
             raise InvalidRequest(f"token id {wrong} is not in the vocabulary of {self._vocab_size}", param=param)
-        return ids.astype(np.int32)
+        return ids.astype(np.int32, copy=ids is given)
 
     def _check_some_ids(self, ids: Iterable[int], param: str) -> None:
         for token_id in ids:
@@ -271,6 +272,16 @@ class Intake:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _as_array(given: Sequence[int]) -> IntArray:
+    """Of a tuple by way of a packed array: numpy looks at each id twice, which many long prompts would wait for."""
+    if isinstance(given, tuple) and given:
+        try:
+            return np.frombuffer(array("i", given), np.int32)
+        except OverflowError:
+            pass  # an id that is in no vocabulary, and can be named
+    return np.asarray(given)
 
 
 def _with_room(ids: IntArray, size: int) -> IntArray:

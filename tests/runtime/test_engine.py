@@ -94,6 +94,12 @@ def test_without_the_prefix_cache_nothing_is_kept() -> None:
     assert harness.core.metrics.pages_free == harness.core.metrics.pages_total
 
 
+def test_the_ids_of_a_prompt_are_given_back_as_they_came_and_not_made_anew() -> None:
+    harness = Harness()
+    prompt = tuple(b"once upon a time")
+    assert harness.generate(prompt, max_tokens=2).prompt_token_ids is prompt
+
+
 def test_flush_drops_what_no_running_request_uses() -> None:
     harness = Harness()
     harness.generate("gone soon", max_tokens=1)

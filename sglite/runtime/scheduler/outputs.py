@@ -249,8 +249,9 @@ class OutputProcessor:
             elif drafts:
                 self._count_drafts(request, drafts, count - 1)
                 self._table.computed[request.row] -= drafts - (count - 1)
-        jump = i in self._jumping or (
-            accepted is None and (bool(self._jumping) or self._jumps.pays({i: 1}, len(step.requests)))
+        jump = request.matcher is not None and (
+            i in self._jumping
+            or (accepted is None and (bool(self._jumping) or self._jumps.pays({i: 1}, len(step.requests))))
         )
         self._take_tokens(request, drawn, accepted=accepted, jump=jump)
 

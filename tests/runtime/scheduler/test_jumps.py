@@ -88,6 +88,21 @@ def test_turns_change_no_text_and_take_fewer_steps(rows: int) -> None:
     assert steps[10.0] < steps[0.0]
 
 
+def test_rows_without_a_grammar_ask_for_no_graph_of_forced_text() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Asked(TimedExecutor):
+        def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+            asked.append((num_rows, num_tokens))
+            return None
+
+    harness = Harness(executor=Asked(overlaps=True), overlap=True)
+    for i in range(3):
+        harness.add(f"free {i}", max_tokens=4, logprobs=1, ignore_eos=True)
+    harness.run()
+    assert not asked
+
+
 def test_rows_without_a_grammar_lose_a_small_share_of_their_time_to_the_jumps_of_others() -> None:
     now = [0.0]
     seconds = {32: 0.0010, 64: 0.0012}
