@@ -284,18 +284,18 @@ class CudaDevice:
                 forward(large)
 
     def between_steps(self) -> None:
+        """A capture within a step costs what launching the step does; one between steps holds all rows up."""
         key = self._wanted.take(idle=False)
         if key is not None:
+            began = time.perf_counter()
             self._capture_ahead(key)
-        if self._forward is not None:
-            self._wanted.spend(self._forward.take_capture_seconds())
+            self._wanted.spend(time.perf_counter() - began)
 
     def rest(self) -> bool:
         """A graph, or what only large steps and top-k, top-p and min-p need: FlashInfer, whose import takes seconds."""
         key = self._wanted.take(idle=True) or self._next_ahead()
-        if key is not None and self._forward is not None:
+        if key is not None:
             self._capture_ahead(key)
-            self._forward.take_capture_seconds()  # nobody waited for it
             return True
         if self._library is None and self._tables is not None:
             self._library = Thread(target=self._load_library, name="sglite-import")  # at exit it is waited for

@@ -11,7 +11,6 @@ replay. The draws' graphs have memory of their own, as they run while logits are
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,7 +98,6 @@ class ForwardGraphs:
         self._graphs: Recent[GraphKey, Captured[torch.Tensor]] = Recent(_MOST_FORWARDS)
         self._times = StepTimes(lambda: torch.cuda.Event(enable_timing=True))
         self._began = False  # a step was launched singly: libraries have set themselves up
-        self._capturing = 0.0
         self._seen: set[GraphKey] = set()  # that steps had before there was a graph
         self._refused: set[GraphKey] = set()  # could not be captured
 
@@ -135,7 +133,6 @@ class ForwardGraphs:
         assert key is not None
         if not self._capture or key in self._refused:
             return None
-        began = time.perf_counter()
         try:
             made = self._pool.capture(lambda: self._run(batch))
         except RuntimeError:
@@ -144,7 +141,6 @@ class ForwardGraphs:
             return None
         kept = Captured(made.graph, borrowed(made.result))
         self._graphs.put(key, kept)
-        self._capturing += time.perf_counter() - began
         return kept
 
     @contextmanager
@@ -156,11 +152,6 @@ class ForwardGraphs:
         finally:
             self._capture = capture
             self._seen.clear()
-
-    def take_capture_seconds(self) -> float:
-        """What captures have taken since this was asked last."""
-        seconds, self._capturing = self._capturing, 0.0
-        return seconds
 
     def _begin(self) -> None:
         if not self._began:
