@@ -41,7 +41,7 @@ class BatchFiller:
 
     def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
-        self._asks = Asks(self._fill_native)
+        self._asks = Asks(self._fill_native, self._consume)
         self._asking = False  # the caller goes on while masks are made
         self._rows = np.empty((0, 0), np.int32)  # where masks are made that will be shared
 
@@ -81,6 +81,12 @@ class BatchFiller:
             native = [(matcher.native, row) for matcher, row in bases]
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
+
+    def _consume(self, own: LLGuidanceMatcher, token_id: int) -> bool:
+        legal = self._executor.consume_token_par([(own.native, token_id)])[0]
+        if legal:
+            own.consumed()
+        return legal
 
     def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> dict[int, Ask]:
         self._asking = True
@@ -171,7 +177,9 @@ class BatchFiller:
             matcher, token_id = matchers[i], token_ids[i]
             try:
                 own = _native_of(matcher, token_id)
-                if own is not None:
+                if own is not None and own.takes_first(token_id):
+                    verdicts[i] = self._moved(matcher, own, token_id)
+                elif own is not None:
                     native.append((i, own, token_id))
                 elif matcher.accept((token_id,)):
                     verdicts[i] = self._ahead(matcher)
@@ -195,10 +203,12 @@ class BatchFiller:
             if not legal:
                 continue
             own.consumed()
-            matcher = matchers[i]
-            if type(matcher) is FollowedMatcher:
-                matcher.took(token_id)
-            verdicts[i] = self._ahead(own)
+            verdicts[i] = self._moved(matchers[i], own, token_id)
+
+    def _moved(self, matcher: Matcher, own: LLGuidanceMatcher, token_id: int) -> int:
+        if type(matcher) is FollowedMatcher:
+            matcher.took(token_id)
+        return self._ahead(own)
 
     def _ahead(self, matcher: Matcher) -> int:
         if type(matcher) is FollowedMatcher:

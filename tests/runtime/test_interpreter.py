@@ -11,7 +11,7 @@ def test_threads_give_way_and_whole_collections_wait_while_a_loop_runs() -> None
     with beside_a_loop():
         assert sys.getswitchinterval() < 0.001
         assert gc.get_threshold()[2] >= 1000
-        assert gc.get_threshold()[:2] == before[1][:2]
+        assert gc.get_threshold()[0] == before[1][0]
     assert (sys.getswitchinterval(), gc.get_threshold()) == before
 
 
@@ -27,8 +27,8 @@ def test_engines_that_end_in_another_order_leave_what_was_there() -> None:
 
 def test_what_was_put_off_is_collected_at_rest() -> None:
     with beside_a_loop():
-        for _ in range(12):
+        for _ in range(32):
             gc.collect(1)
-        assert gc.get_count()[2] >= 10
+        assert gc.get_count()[2] >= 30
         collect_at_rest()
-        assert gc.get_count()[2] < 10
+        assert gc.get_count()[2] < 30

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglite.grammar.automaton.regex import ALL_BYTES, Regex, Regexes
@@ -94,7 +95,7 @@ class _Reader:
         self._terminals: dict[str, Regex] = {}
 
     def rule(self, body: str) -> tuple[Sequence, ...]:
-        tokens = _tokens(body)
+        tokens = _tokens(body, self._regexes.pause)
         options = self._options(tokens)
         if tokens:
             raise NotRead(body[:60])
@@ -140,7 +141,7 @@ class _Reader:
     def _terminal(self, name: str) -> Regex:
         found = self._terminals.get(name)
         if found is None:
-            tokens = _tokens(self._bodies[name])
+            tokens = _tokens(self._bodies[name], self._regexes.pause)
             found = self._terminals[name] = self._union(tokens)
             if tokens:
                 raise NotRead(self._bodies[name][:60])
@@ -209,7 +210,7 @@ def _counts(tokens: list[tuple[str, str]]) -> tuple[int, int | None] | None:
     return None
 
 
-def _tokens(body: str) -> list[tuple[str, str]]:
+def _tokens(body: str, pause: Callable[[], None] | None) -> list[tuple[str, str]]:
     """(kind, text), the first one last."""
     found: list[tuple[str, str]] = []
     at = 0
@@ -220,4 +221,6 @@ def _tokens(body: str) -> list[tuple[str, str]]:
             raise NotRead(body[at : at + 60])
         found.append((str(match.lastgroup), match[match.lastgroup or 0]))
         at = match.end()
+        if pause is not None:
+            pause()
     return found[::-1]

@@ -12,6 +12,8 @@ cannot are left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sglite.grammar.automaton.counts import Counts
 from sglite.grammar.automaton.emptiness import is_alive
 from sglite.grammar.automaton.lark import Group, NotRead, RuleRef, Rules, Sequence, read
@@ -51,12 +53,20 @@ class Position:
 class Machine:
     """The positions of one grammar. Every method may raise TooManyStates."""
 
-    def __init__(self, lark: str, *, most_regexes: tuple[int, int], most_positions: int, reach: int) -> None:
-        """`most_regexes`: while the grammar is read, and in all. `reach`: bytes of the longest token. Raises NotRead,
-        too."""
-        self.regexes = Regexes(most_regexes[0])
+    def __init__(
+        self,
+        lark: str,
+        *,
+        most_regexes: tuple[int, int],
+        most_positions: int,
+        reach: int,
+        pause: Callable[[], None] | None = None,
+    ) -> None:
+        """`most_regexes`: while the grammar is read, and in all. `reach`: bytes of the longest token. `pause`: called
+        now and then while it is read. Raises NotRead, too."""
+        self.regexes = Regexes(most_regexes[0], pause)
         self._rules: Rules = read(lark, self.regexes)
-        self.regexes.most = most_regexes[1]
+        self.regexes.most, self.regexes.pause = most_regexes[1], None
         self.exact = " & " not in lark and "~" not in lark and "[lazy]" not in lark
         self._counts = Counts(self._rules, reach)
         self._most = most_positions

@@ -9,7 +9,7 @@ of an expression few: sequences lean to the right, alternatives and intersection
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import and_, or_
 from typing import Any
@@ -81,10 +81,12 @@ def _first_bytes(kind: str, parts: tuple[Any, ...]) -> int:
 
 
 class Regexes:
-    """The expressions of one grammar. Raises TooManyStates where there would be more than `most`."""
+    """The expressions of one grammar. Raises TooManyStates where there would be more than `most`. `pause` is called now
+    and then, while it is set."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, pause: Callable[[], None] | None = None) -> None:
         self.most = most
+        self.pause = pause
         self._known: dict[tuple[object, ...], Regex] = {}
         self._parsed: dict[str, Regex] = {}
         self.not_told: set[int] = set()  # numbers of those of which `emptiness` gave up
@@ -94,6 +96,8 @@ class Regexes:
         self.everything = self._make("not", (self.nothing,), nullable=True)
 
     def _make(self, kind: str, parts: tuple[Any, ...], *, nullable: bool) -> Regex:
+        if self.pause is not None:
+            self.pause()
         key = (kind, *parts)
         found = self._known.get(key)
         if found is None:

@@ -14,6 +14,7 @@ engine provably says the same:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -45,12 +46,12 @@ class Follower:
         self.stop_mask = SharedMask(vocab.stop_mask)
         self._automata: list[weakref.ref[Automaton]] = []  # the oldest first
 
-    def automaton(self, lark: str) -> Automaton | None:
-        """None for a grammar that is not followed."""
+    def automaton(self, lark: str, pause: Callable[[], None] | None = None) -> Automaton | None:
+        """None for a grammar that is not followed. `pause`: called now and then while it is read."""
         if len(lark) > _LONG_LARK:
             return None
         try:
-            made = Automaton(lark, self)
+            made = Automaton(lark, self, pause)
         except (NotRead, TooManyStates):
             return None
         self._make_room()
@@ -73,10 +74,14 @@ class Follower:
 class Automaton:
     """The states of one grammar, made as they are met. Not thread-safe: the step loop owns it."""
 
-    def __init__(self, lark: str, follower: Follower) -> None:
+    def __init__(self, lark: str, follower: Follower, pause: Callable[[], None] | None = None) -> None:
         """Raises NotRead or TooManyStates for a grammar that cannot be followed."""
         self.machine = Machine(
-            lark, most_regexes=_MOST_REGEXES, most_positions=_MOST_POSITIONS, reach=follower.vocab.longest
+            lark,
+            most_regexes=_MOST_REGEXES,
+            most_positions=_MOST_POSITIONS,
+            reach=follower.vocab.longest,
+            pause=pause,
         )
         self.full = False  # it has met as many positions as it remembers
         self.vocab = follower.vocab

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -27,6 +27,7 @@ from sglite.grammar import bitmask
 from sglite.grammar.automaton.ahead import meet
 from sglite.grammar.automaton.kinds import followed_text
 from sglite.grammar.automaton.matcher import FollowedMatcher
+from sglite.grammar.automaton.pace import Pace
 from sglite.grammar.automaton.regex import TooManyStates
 from sglite.grammar.automaton.states import Automaton, Follower
 from sglite.grammar.engines.forcing import is_forced
@@ -61,6 +62,8 @@ class Start:
 
     mask: Bitmask  # int32[words], not to be written
     forced: tuple[int, ...]
+    after: Mapping[int, llguidance.LLMatcher] = field(default_factory=dict)
+    # where the first token takes long to take: matchers that have taken it, to be copied
 
 
 class LLGuidanceMatcher:
@@ -109,12 +112,28 @@ class LLGuidanceMatcher:
                 self._num_stops += 1
             elif self._num_stops or not 0 <= token_id < self._vocab.size:
                 break
+            elif self.takes_first(token_id):
+                pass
             elif self.native.try_consume_tokens([token_id]) == 1:
                 self._num_tokens += 1
             else:
                 break
             done += 1
         return done
+
+    @property
+    def is_slow(self) -> bool:
+        """A token may take it milliseconds, during which it holds the interpreter lock."""
+        return self._start is not None and bool(self._start.after)
+
+    def takes_first(self, token_id: int) -> bool:
+        """Whether the token was taken, the first one, as when the grammar was compiled."""
+        after = None if (start := self.start) is None else start.after.get(token_id)
+        if after is None:
+            return False
+        self.native, self.lock_group = after.deep_copy(), id(after)
+        self._num_tokens = 1
+        return True
 
     def takes(self, token_id: int) -> bool:
         """It is native's to say whether the token is legal."""
@@ -292,16 +311,16 @@ class LLGuidanceGrammar:
             self.automaton, self.is_read = None, False
         if self.automaton is None and self.completions >= 2 and self.is_ready.is_set() and not self.is_read:
             self.is_read = True  # by one thread: completions that follow two automata would meet each place twice
-            threading.Thread(target=self._read, name="sglite-follow", daemon=True).start()
+            threading.Thread(target=self._read, args=(Pace(),), name="sglite-follow", daemon=True).start()
         return FollowedMatcher(self, self.vocab)
 
     def read_if_short(self) -> None:
         if self.follower is not None and len(self.text) <= _SHORT_TEXT:
             self._read()
 
-    def _read(self) -> None:
+    def _read(self, pause: Callable[[], None] | None = None) -> None:
         assert self.follower is not None
-        self.automaton = self.follower.automaton(self.text)
+        self.automaton = self.follower.automaton(self.text, pause)
         if self.automaton is None:
             self.follower = None
 
@@ -314,6 +333,8 @@ _SHORT_TEXT = 1024  # characters of a grammar that is read at once: 2 ms; at 2,7
 _AHEAD_TEXTS = 3  # of a new grammar, whose positions are met before anybody uses it
 _AHEAD_BYTES = 130
 _AHEAD_SECONDS = 0.008
+_SLOW_FIRST_S = 0.001  # of the first and the last token
+_MOST_FIRST = 16  # tokens that may be the first
 _SPARE_TEMPLATES = 512  # about 0.3 MB each
 _CHEAP_TEMPLATE_S = 0.005
 
@@ -413,13 +434,27 @@ class LLGuidanceEngine:
             raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
 
     def _start(self, template: llguidance.LLMatcher, *, forces: bool) -> Start:
-        row = self._try_first_token(template, forces=forces)
+        row, slow = self._try_first_token(template, forces=forces)
         begin = LLGuidanceMatcher(template, self.vocab, forces=forces)
         begin.finish_fill(row)
-        return Start(row, tuple(begin.forced()))
+        return Start(row, tuple(begin.forced()), self._after_first(template, row) if slow else {})
 
-    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> Bitmask:
-        """Make the first mask as the engine says it, and take the first and the last token that it allows.
+    def _after_first(self, template: llguidance.LLMatcher, row: Bitmask) -> dict[int, llguidance.LLMatcher]:
+        """A step of the engine would wait for each completion's first token; here nobody does."""
+        ids = bitmask.ids(row & ~self.vocab.stop_mask)
+        if len(ids) > _MOST_FIRST:
+            return {}
+        copies = [(template.deep_copy(), int(token_id)) for token_id in ids]
+        taken = self._executor.consume_token_par(copies)
+        return {
+            token_id: native
+            for (native, token_id), legal in zip(copies, taken, strict=True)
+            if legal and not native.is_error()
+        }
+
+    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> tuple[Bitmask, bool]:
+        """Make the first mask as the engine says it, and take the first and the last token that it allows. With whether
+        that takes long.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
         """
@@ -431,13 +466,14 @@ class LLGuidanceEngine:
         legal = bitmask.ends(row & ~self.vocab.stop_mask)
         if not legal and not template.is_accepting():
             raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
+        began = time.perf_counter()
         for token_id in legal:
             if not self._executor.consume_token_par([(template, token_id)])[0]:  # it takes long where keys are many
                 _check(template)
                 raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
             template.rollback(1)
             _check(template)
-        return row
+        return row, time.perf_counter() - began > _SLOW_FIRST_S
 
 
 _ENCODE_CACHE = 4096  # texts

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from sglite.grammar import bitmask
-from sglite.grammar.engines import route
+from sglite.grammar.engines import llguidance, route
 from sglite.grammar.engines.llguidance import LLGuidanceEngine, LLGuidanceGrammar, Spare, Templates
 from sglite.grammar.fill import BatchFiller
 from sglite.grammar.spec import json_schema
@@ -55,3 +58,27 @@ def test_spare_templates_are_bounded_and_given_back() -> None:
     assert not spare.take()
     del made
     assert spare.take()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_first_token_that_takes_long_is_taken_with_the_compile(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    monkeypatch.setattr(llguidance, "_SLOW_FIRST_S", 0.0)
+    monkeypatch.setattr(llguidance, "_MOST_FIRST", 300 if many else 0)
+    made = grammar(1)
+    vocab = made.vocab
+    assert made.start is not None
+    assert bool(made.start.after) == many
+    start, row, expected = bitmask.empty(vocab.size), bitmask.empty(vocab.size), bitmask.empty(vocab.size)
+    made.exact_matcher().fill(start)
+    plain = replace(made, start=None)
+    for token_id in bitmask.ids(start & ~vocab.stop_mask).tolist():
+        matcher, other = made.exact_matcher(), plain.exact_matcher()
+        assert matcher.is_slow == many
+        assert matcher.accept([token_id]) == other.accept([token_id]) == 1
+        assert matcher.forced() == other.forced()
+        matcher.fill(row)
+        other.fill(expected)
+        assert np.array_equal(row, expected)
+        matcher.rollback(1)
+        matcher.fill(row)
+        assert np.array_equal(row, start)
