@@ -252,6 +252,10 @@ class Engine:
 
     takes_followers = True
 
+    def after_you(self) -> None:
+        """Work that can wait for a moment lets the engine's step loop go first, where that shares this process."""
+        self._front.courtesy.after_you()
+
     async def stream_request(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         sink = self._front.mailboxes.sink()
         self._post(request, sink)
@@ -354,9 +358,12 @@ class Engine:
         """For a coroutine: together with what others of its event loop ask now."""
         self._outbox.post([self._registered(request, sink)])
 
-    def _registered(self, request: GenerateRequest | ScoreRequest, sink: Sink) -> m.Command:
+    def _registered(
+        self, request: GenerateRequest | ScoreRequest, sink: Sink, *, ids_checked: bool = False
+    ) -> m.Command:
+        """`ids_checked`: a prompt of ids is one that `_requests` has looked at, id by id."""
         self._check_process()
-        request = self._tokenised(request)
+        request = self._tokenised(request, ids_checked=ids_checked)
         if isinstance(request, GenerateRequest):
             for pattern in request.sampling_params.stop_regex:
                 compile_stop_regex(pattern)  # refused here, before it costs the loop time
@@ -374,12 +381,13 @@ class Engine:
         if self._front.router.forget(request_id, sink):
             self._outbox.send([m.Abort(request_id)])
 
-    def _tokenised(self, request: Any) -> Any:
+    def _tokenised(self, request: Any, *, ids_checked: bool) -> Any:
         """Text becomes ids and values are checked here, on the caller's thread and not on the loop's."""
         request = checked_fields(request)
         prompt = request.prompt
         ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        changed: dict[str, Any] = {"prompt": checked_ids(ids, "prompt")}
+        looked_at = ids_checked and ids is prompt  # 64 prompts of 8,192 ids take 15 ms to look at
+        changed: dict[str, Any] = {"prompt": ids if looked_at else checked_ids(ids, "prompt")}
         if isinstance(request, GenerateRequest):
             if not isinstance(request.grammar_after, tuple) or request.grammar_after:
                 changed["grammar_after"] = checked_ids(request.grammar_after, "grammar_after")
@@ -429,7 +437,7 @@ class Engine:
             commands: list[m.Command] = []
             for request in requests:
                 try:
-                    commands.append(self._registered(request, sink))
+                    commands.append(self._registered(request, sink, ids_checked=True))
                 except InvalidRequest as error:
                     gathered.take(_refused(request, error, on_error))
             self._outbox.send(commands)
