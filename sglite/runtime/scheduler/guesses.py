@@ -51,10 +51,13 @@ class RunGuesser:
                 expected += right * len(run) - lost
         if not found:
             return NO_GUESSES
-        beside = max(0, int(view.wanted().sum()) - len(requests))
-        if len(requests) + beside + tokens > self._max_tokens:
-            return NO_GUESSES
-        if not self._jumps.enter(expected, tokens, len(requests), beside=beside, free=view.has_free):
+        num_rows = len(requests)
+        beside = max(0, int(view.wanted().sum()) - num_rows)
+        entered = num_rows + beside + tokens <= self._max_tokens and self._jumps.enter(
+            expected, tokens, num_rows, beside=beside, free=view.has_free
+        )
+        self._odds.guessed(entered=entered)
+        if not entered:
             return NO_GUESSES
         for request, run in found.items():
             self._table.guess(request, run)

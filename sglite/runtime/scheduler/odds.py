@@ -32,6 +32,7 @@ class RunOdds:
     def __init__(self, *, guesses: bool = False) -> None:
         self.share = 0.0  # of all draws, lately
         self.likely: list[Likely] = []  # of the rows that were looked at last
+        self._entered = 1.0  # share of such lists that entered, lately
         self._guesses = guesses
 
     @staticmethod
@@ -60,6 +61,10 @@ class RunOdds:
                     continue
             place.draws += 1
 
+    def guessed(self, *, entered: bool) -> None:
+        """Whether what was `likely` entered: it may not pay, or the device may not be ready for so many tokens."""
+        self._entered += _MEMORY * (entered - self._entered)
+
     def expected(self, requests: Sequence[Request]) -> float:
         """Runs that may follow what these rows are drawing, and that nobody guesses (`likely`). None where some of the
         rows have no grammar: these would wait for them, too."""
@@ -81,7 +86,7 @@ class RunOdds:
             total += (place.runs + prior) / (draws + _PRIOR)
             hits = place.hits
             if hits and hits - (lost := draws - place.runs) > _SURE * draws:
-                total -= (hits - lost) / draws
+                total -= self._entered * (hits - lost) / draws
                 likely.append((i, place.likely, hits / draws, lost / draws))
         self.likely = likely
         return 0.0 if free else max(0.0, total) * max(1.0, len(requests) / _MANY)
