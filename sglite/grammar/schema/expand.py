@@ -25,10 +25,10 @@ from sglite.grammar.schema.cases import (
 )
 from sglite.grammar.schema.document import Document
 from sglite.grammar.schema.evaluate import Evaluator
-from sglite.grammar.schema.keywords import Choice, Holds, Step, Term
 from sglite.grammar.schema.pattern import PatternError
 from sglite.grammar.schema.presence import assign
 from sglite.grammar.schema.signature import Signature, number_range, ranges_are_apart
+from sglite.grammar.schema.steps import Choice, Holds, Step, Term
 from sglite.grammar.schema.terms import Terms
 from sglite.grammar.schema.unevaluated import apply_unevaluated
 from sglite.grammar.schema.values import identity

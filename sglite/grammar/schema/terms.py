@@ -14,19 +14,10 @@ from sglite.grammar.schema.cases import ALL_TYPES, OBJECT, Case, Conjunction, Li
 from sglite.grammar.schema.document import Document, Node
 from sglite.grammar.schema.evaluate import as_list
 from sglite.grammar.schema.form import check_form
-from sglite.grammar.schema.keywords import (
-    ASSERTED,
-    DENIED,
-    KEY_KEYWORDS,
-    Choice,
-    Holds,
-    Option,
-    Step,
-    Term,
-    expect,
-    only,
-)
+from sglite.grammar.schema.keywords import ASSERTED, DENIED
+from sglite.grammar.schema.object_keywords import KEY_KEYWORDS
 from sglite.grammar.schema.presence import Formula, conjunction, disjunction, exactly_one, key, negate, size
+from sglite.grammar.schema.steps import Choice, Holds, Option, Step, Term, expect, only
 
 MAX_FORMULA = 2000  # parts of a presence formula; beyond, the schema is a puzzle
 
