@@ -52,5 +52,6 @@ def test_forced_text_and_drafts_change_no_token(drawn: list[RequestOutput], opti
     assert not any(output.usage.forced_tokens for output in drawn)
     forced = sum(output.usage.forced_tokens for output in found)
     assert forced > 0.25 * sum(output.usage.completion_tokens for output in found)
+    assert bool(stats["guessed_runs"]) == (options == {"overlap": True})
     if "prompt_lookup" in options:
         assert stats["accepted_draft_tokens"] > 10
