@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglite.errors import ProgramError, ProgramSyntaxError, RequestAborted
 from sglite.lang.bridge import until_done, wait
-from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Said, Slot, Snapshot, names_set
+from sglite.lang.habits import Follows
+from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Said, Slot, Snapshot, names_set, told
 from sglite.lang.nodes import (
     Gen,
     Node,
@@ -88,6 +89,8 @@ class Branch:
         self.held: Held | None = None  # the row that the next generation continues
         self.leader: tuple[int, ...] = ()  # ids that the last call read and wrote, where that was a generation
         self.early: Early | None = None  # the next call, if it was sent already
+        self.promised: dict[int, Early] = {}  # of forks that are likely to come: their first calls, by their numbers
+        self.follows = Follows()  # what it has done behind its last call
         self.siblings = 1  # how many forks make their first call together with this one
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -126,7 +129,7 @@ class Branch:
 
     def meta(self, name: str) -> Any:
         """None where the variable was not made by the model."""
-        return self._outcome(name).meta if name in self.slots else None
+        return told(self._outcome(name).meta) if name in self.slots else None
 
     def slot(self, name: str) -> Slot:
         slot = self.slots.get(name)
@@ -148,7 +151,7 @@ class Branch:
     def gather(self, children: Sequence[Branch], *, on_error: str, scalar: bool = False) -> None:
         """Wait for the children and bind what they bound: a list with one entry a child, in order (None where a child
         has no such variable); with `scalar` the one child's own values."""
-        self.await_all(children, cancel=on_error == "raise")
+        self.await_all(children, cancel=on_error == "raise", wanted=False)
         for name in dict.fromkeys(name for child in children for name in child.assigned):
             found = [child._entry(name) for child in children]
             if scalar:
@@ -160,8 +163,9 @@ class Branch:
         said = self.await_all(children, cancel=True)
         self._enqueue([Item(Concatenate(tuple(future.result() for future in said)), self.session.next_step(), {})])
 
-    def await_all(self, children: Sequence[Branch], *, cancel: bool) -> list[Future[Said]]:
-        """Wait until all have carried out what they have. `cancel`: at the first failure stop the others and raise."""
+    def await_all(self, children: Sequence[Branch], *, cancel: bool, wanted: bool = True) -> list[Future[Said]]:
+        """Wait until all have carried out what they have. `cancel`: at the first failure stop the others and raise.
+        `wanted`: what they have said by then."""
         done: Future[None] = Future()
         lock = threading.Lock()
         left = len(children)
@@ -180,7 +184,7 @@ class Branch:
         said: list[Future[Said]] = []
         for child in children:
             child._joined = True
-            said.append(child.snapshot())
+            said.append(child.snapshot(wanted=wanted))
             said[-1].add_done_callback(one_done)
         try:
             wait(done)
@@ -195,10 +199,10 @@ class Branch:
             raise
         return said
 
-    def snapshot(self) -> Future[Said]:
-        """What was said when everything appended so far is carried out."""
+    def snapshot(self, *, wanted: bool = True) -> Future[Said]:
+        """What was said when everything appended so far is carried out. Not `wanted`: nothing, but then."""
         future: Future[Said] = Future()
-        if not self._try_enqueue([Item(Snapshot(future), -1, {})]):
+        if not self._try_enqueue([Item(Snapshot(future, wanted), -1, {})]):
             future.set_exception(self.failed)
         return future
 
@@ -288,7 +292,9 @@ class Branch:
         timeline = self.session.timeline
         try:
             if timeline is None or slot.future.done():
-                return wait(slot.future)
+                found = wait(slot.future)
+                self.session.after_you()
+                return found
             with timeline.waiting(name, self.lane):
                 return wait(slot.future)
         except ProgramError:
@@ -438,6 +444,7 @@ class Branch:
                     self._task = None
                     break
                 self._current = self._queue.popleft()
+            self.session.after_you()
             try:
                 await self._carry_out(self, self._current)
             except asyncio.CancelledError:
@@ -481,9 +488,11 @@ class Branch:
             self.session.busy.discard(self)
             if tell:
                 self.session.failed.append(self)
-        if self.early is not None:
-            self.session.early.discard(self.early)
-            self.early.give_up()
+        for early in (self.early, *self.promised.values()):
+            if early is not None:
+                self.session.early.discard(early)
+                early.give_up()
+        self.promised.clear()
         children: list[Branch] = []
         for gone in given_up:
             for slot in gone.slots.values():

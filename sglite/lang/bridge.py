@@ -42,6 +42,7 @@ MAX_WORKERS = 32
 IDLE_S = 5.0  # a worker without a program ends after that long
 SLOW_S = 0.01  # a function that kept its thread for that long between two reads blocks, or may
 RUNS_AFTER_SLOW = 8  # without that, and it counts as quick again
+MOST_PAUSE_S = 0.002  # that operations wait for functions
 EXIT_S = 1.0  # how long interpreter exit waits for a thread that is busy in a program's code
 
 
@@ -69,8 +70,10 @@ class Posts:
     """What other threads want done on an event loop, in order. One wake-up does for all that comes before the loop
     turns: each is a system call that gives the interpreter lock away, and getting it back takes milliseconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pause: Callable[[], object] | None = None) -> None:
+        """`pause`: called on the loop before what was posted is done."""
         self._loop = loop
+        self._pause = pause
         self._callbacks: deque[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = deque()
         self._waking = False
 
@@ -83,18 +86,23 @@ class Posts:
             _thread.excused = getattr(_thread, "excused", 0.0) + time.monotonic() - began
 
     def _hand_over(self) -> None:
+        if self._pause is not None:
+            self._pause()
         self._waking = False  # before the first is taken: one that comes after the last was taken wakes the loop again
         while self._callbacks:
             callback, args, context = self._callbacks.popleft()
-            self._loop.call_soon(callback, *args, context=context)
+            try:
+                context.run(callback, *args)
+            except Exception as error:  # noqa: BLE001 - what an event loop does with its callbacks
+                self._loop.call_exception_handler({"message": f"{callback} failed", "exception": error})
 
 
 class LoopThread:
     """An event loop on a daemon thread of its own, ended at interpreter exit."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pause: Callable[[], object] | None = None) -> None:
         self.loop = asyncio.new_event_loop()
-        self.posts = Posts(self.loop)
+        self.posts = Posts(self.loop, pause)
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself would let them be collected
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -216,7 +224,7 @@ class _Lazy(Generic[C]):
             atexit.unregister(made.close)
 
 
-program_loop = _Lazy(lambda: LoopThread("sglite-programs"))
+program_loop = _Lazy(lambda: LoopThread("sglite-programs", lambda: worker_pool().let_finish()))
 """Carries out all operations."""
 
 coroutine_loop = _Lazy(lambda: LoopThread("sglite-coroutines"))
@@ -317,6 +325,7 @@ class _Worker:
         self._pool = pool
         self._since: float | None = None  # when the function that has the thread was given it
         self.held = False  # that one waits with it; written under the pool's lock
+        self.rests = threading.Event()  # it has nothing to do
         # A job to begin, the number of a function to resume, or None to end. Putting takes no lock of ours: the
         # program loop resumes thousands of functions a second.
         self.ready: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
@@ -392,6 +401,7 @@ class _Worker:
         job = self._pool.take_or_idle(self)
         if job is not None:
             return job
+        self.rests.set()
         while True:
             try:
                 item = self.ready.get(timeout=None if self._functions else IDLE_S)
@@ -399,6 +409,7 @@ class _Worker:
                 if self._pool.retire(self):
                     return None
             else:
+                self.rests.clear()
                 self._pool.busy(self)
                 return item
 
@@ -475,6 +486,13 @@ class WorkerPool:
         """A function has its thread, or is about to get it, and does not seem to block."""
         # No lock, which they would fight over: a copy is made in one piece.
         return bool(self._jobs) or any(worker.at_work for worker in tuple(self._workers))
+
+    def let_finish(self) -> None:
+        """Wait a moment while the quick functions that can go on do: what they ask for is then carried out together,
+        and the two threads do not take the interpreter lock from each other at each operation."""
+        shared = self._shared
+        if shared is not None and shared.at_work:
+            shared.rests.wait(MOST_PAUSE_S)
 
     def _share(self, job: _Job) -> bool:
         """Give it to the worker of the quick functions. False where that is held up, or there is no room for one."""

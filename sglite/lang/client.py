@@ -5,7 +5,7 @@ A client with `tokenizer` None takes and gives text only (an OpenAI-compatible A
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from sglite.protocol import (
@@ -93,6 +93,16 @@ def shares_prompts(client: Client) -> bool:
 def holds_rows(client: Client) -> bool:
     """Whether `hold` and `continue_from` may be asked of it. A client over HTTP says no with `holds_rows = False`."""
     return client.tokenizer is not None and bool(getattr(client, "holds_rows", True))
+
+
+def courtesy(client: Client) -> Callable[[], object]:
+    """What to call before work that can wait for a moment: `after_you` of a client whose engine shares this process."""
+    found = getattr(client, "after_you", None)
+    return found if callable(found) else _nothing
+
+
+def _nothing() -> None:
+    """Nobody is in the way."""
 
 
 def takes_followers(client: Client) -> bool:

@@ -8,8 +8,12 @@ program's threads lies between the two.
     program    gen a ................. a's answer . b's answer is on its way already
     engine     [a a a a a a a a a a a][b b b b b b
 
+What the program has not said, since it reads the answer first, is sent too where it did the same in its last runs
+(habits.py).
+
 The prompt that was sent is held against the one that the state comes to. Where they differ (a stop text cut the answer,
-the text merged with it), the early call is given up and made as always. So the text is the same, early or not.
+the text merged with it, the program does something else this time), the early call is given up and made as always. So
+the text is the same, early or not.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ from typing import Any, cast
 from sglite.errors import SgliteError
 from sglite.lang.branch import Branch
 from sglite.lang.client import takes_followers
+from sglite.lang.habits import Forked, Habits
 from sglite.lang.items import Fork, Snapshot
 from sglite.lang.lower import Following, following_generation, following_score, resolved
 from sglite.lang.nodes import Gen, GenParams, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text
+from sglite.lang.outlook import Outlook, Place
 from sglite.lang.session import Session
 from sglite.lang.transcript import Prompt, TokenTranscript
 from sglite.protocol import GenerateRequest, RequestOutput, ScoreOutput, ScoreRequest
@@ -41,17 +47,20 @@ Answer = Coroutine[Any, Any, "list[RequestOutput] | ScoreOutput"]
 class Early:
     """One call that is on its way. `prompt`: what comes behind the leader's tokens; `options` of a select."""
 
-    def __init__(self, request: Request, prompt: Prompt, options: Options, answer: Answer) -> None:
+    def __init__(self, node: Gen | Select, request: Request, prompt: Prompt, options: Options, answer: Answer) -> None:
         self.request = request
+        self._node = node
         self._prompt = prompt
         self._options = options
         self._task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(_outcome(answer))
+        self._task.add_done_callback(lambda _: answer.close())  # one that was given up before it began
 
-    def is_for(self, leader: tuple[int, ...], prompt: Prompt, options: Options = ()) -> bool:
-        """It is the call with this prompt, behind these tokens of its leader."""
+    def is_for(self, node: Gen | Select, leader: tuple[int, ...], prompt: Prompt, options: Options = ()) -> bool:
+        """It is this call with this prompt, behind these tokens of its leader."""
         tail = cast("tuple[int, ...]", self._prompt.content)
         return (
-            bool(leader)
+            (node is self._node or node == self._node)
+            and bool(leader)
             and prompt.content == (*leader, *tail)
             and prompt.heal == self._prompt.heal
             and options == self._options
@@ -124,41 +133,90 @@ class _Walk:
     role: str | None  # of the open one
 
     def send(self, branch: Branch, siblings: int) -> None:
-        items = branch.queued()
-        for at, item in enumerate(items):
-            match item.node:
-                case Text(value):
-                    self.transcript.append(value, plain=self.role is not None)
-                case RoleBegin(role):
-                    prefix, _ = branch.session.roles.around((*self.roles, role))
-                    self.transcript.append(prefix, template=True)
-                    self.role = role
-                case RoleEnd(role):
-                    self.roles = (*self.roles, role)
-                    _, suffix = branch.session.roles.around(self.roles)
-                    self.transcript.append(suffix, template=True)
-                    self.role = None
-                case ScopeBegin() | ScopeEnd() | Snapshot():
-                    pass
+        items = [item.node for item in branch.queued() if not isinstance(item.node, Snapshot)]
+        for at, node in enumerate(items):
+            match node:
                 case Fork(children):
                     for child in children:
-                        walk = _Walk(self.leader, self.transcript.fork(), self.roles, self.role)
-                        walk.send(child, len(children))
+                        self._fork().send(child, len(children))
                 case Gen() | Select():
-                    self._send_call(branch, item.node, [later.node for later in items[at + 1 :]], siblings)
+                    place = (branch.number, branch.calls + 1)
+                    outlook = branch.outlook_at(place, node.name, items[at + 1 :])
+                    branch.early = self._sent(branch.session, node, place, outlook, siblings)
                     return
-                case _:
+                case _ if not self._say(branch.session, node):
                     return
+        if not any(isinstance(node, Fork) for node in items):
+            self._guess(branch, items, siblings)
 
-    def _send_call(self, branch: Branch, node: Gen | Select, queued: Sequence[Node], siblings: int) -> None:
-        session = branch.session
-        place = (branch.number, branch.calls + 1)
-        call = Following(self.leader.request_id, place, branch.outlook_at(place, node.name, queued), siblings)
+    def _guess(self, branch: Branch, begun: Sequence[Node], siblings: int) -> None:
+        """The program has said no more than `begun`: what it did there in the runs before."""
+        habits = branch.session.habits
+        if habits is None or branch.rests:
+            return
+        for node in habits.likely((branch.number, branch.calls), begun):
+            if isinstance(node, Gen | Select):
+                place = (branch.number, branch.calls + 1)
+                outlook = branch.outlook_at(place, node.name, ())
+                branch.early = self._sent(branch.session, node, place, outlook, siblings, guessed=True)
+            elif isinstance(node, Forked):
+                for number in node.children:
+                    if (early := self._fork()._first_call(branch, habits, number, len(node.children))) is not None:
+                        branch.promised[number] = early
+            else:
+                self._say(branch.session, node)
+
+    def _first_call(self, parent: Branch, habits: Habits, number: int, siblings: int) -> Early | None:
+        """Of a state that is likely to come."""
+        for node in habits.likely((number, 0)):
+            if isinstance(node, Gen | Select):
+                place = (number, 1)
+                outlook = parent.outlook_at(place, node.name, ())
+                return self._sent(parent.session, node, place, outlook, siblings, guessed=True)
+            if not self._say(parent.session, node):
+                return None
+        return None
+
+    def _fork(self) -> _Walk:
+        return _Walk(self.leader, self.transcript.fork(), self.roles, self.role)
+
+    def _say(self, session: Session, node: Node) -> bool:
+        """False for what cannot be told ahead."""
+        match node:
+            case Text(value):
+                self.transcript.append(value, plain=self.role is not None)
+            case RoleBegin(role):
+                prefix, _ = session.roles.around((*self.roles, role))
+                self.transcript.append(prefix, template=True)
+                self.role = role
+            case RoleEnd(role):
+                self.roles = (*self.roles, role)
+                _, suffix = session.roles.around(self.roles)
+                self.transcript.append(suffix, template=True)
+                self.role = None
+            case ScopeBegin() | ScopeEnd():
+                pass
+            case _:
+                return False
+        return True
+
+    def _sent(
+        self,
+        session: Session,
+        node: Gen | Select,
+        place: Place,
+        outlook: Outlook,
+        siblings: int,
+        *,
+        guessed: bool = False,
+    ) -> Early | None:
+        """The call is on its way, if it can be."""
+        call = Following(self.leader.request_id, place, outlook, siblings, guessed)
         options: Options = ()
         if isinstance(node, Gen):
             params, sampling = resolved(node.params, session.defaults)
             if sampling.n > 1:
-                return
+                return None
             prompt = _behind(self.transcript.prompt())
             request: Request = following_generation(
                 session, call, node, prompt, sampling, leads=may_lead(session, params)
@@ -169,10 +227,19 @@ class _Walk:
             prompt = _behind(prompt)
             request = following_score(session, call, prompt, options)
             answer = session.client.score_request(request)
-        branch.early = Early(request, prompt, options, answer)
-        session.early.add(branch.early)
+        early = Early(node, request, prompt, options, answer)
+        session.early.add(early)
         if request.hold:
             session.held.add(request.request_id)
+        return early
+
+
+def give_up_promised(branch: Branch) -> None:
+    """Forks that were likely to come have not come."""
+    while branch.promised:
+        _, early = branch.promised.popitem()
+        branch.session.early.discard(early)
+        early.give_up()
 
 
 def _behind(prompt: Prompt) -> Prompt:

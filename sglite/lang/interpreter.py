@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -19,8 +20,8 @@ from sglite.errors import BackendError, IncompleteOutput, InvalidRequest, Progra
 from sglite.lang.branch import Branch
 from sglite.lang.choices import Evidence, probabilities
 from sglite.lang.client import takes_chats
-from sglite.lang.early import Early, may_lead, send_soon
-from sglite.lang.items import Concatenate, Fork, Held, Item, Outcome, Slot, Snapshot
+from sglite.lang.early import Early, give_up_promised, may_lead, send_soon
+from sglite.lang.items import NOTHING_SAID, Concatenate, Fork, Held, Item, Later, Outcome, Slot, Snapshot, told
 from sglite.lang.lower import (
     R,
     gen_meta,
@@ -64,6 +65,7 @@ from sglite.protocol import (
 T = TypeVar("T")
 _Method = Callable[[Branch, Any, Item], Awaitable[None]]
 
+_ROW_IS_GONE = ("continue_from", "base")  # what an engine, or a server, does not know any more
 _CHOICE_TOKENS = 256  # for a backend that has to write the chosen text
 
 
@@ -72,6 +74,8 @@ async def carry_out(branch: Branch, item: Item) -> None:
     method = _METHODS.get(type(item.node))
     if method is None:
         raise ProgramSyntaxError(f"the interpreter does not know {item.node!r}")
+    if branch.session.habits is not None:
+        branch.follows.carried_out(item.node, branch.place, branch.session.habits)
     branch.calls += isinstance(item.node, Gen | Select)
     if branch.session.timeline is None or not isinstance(item.node, Gen | Select):
         await method(branch, item.node, item)
@@ -134,7 +138,7 @@ async def _gen(branch: Branch, gen: Gen, item: Item) -> None:
     session = branch.session
     params, sampling = resolved(gen.params, session.defaults)
     prompt = branch.transcript.prompt()
-    early, given_up = _sent_early(branch, prompt)
+    early, given_up = _sent_early(branch, gen, prompt)
     leads = may_lead(session, params)
     if early is not None:
         request = cast("GenerateRequest", early.request)
@@ -184,13 +188,16 @@ async def _turn_to_call(session: Session, prompt: Prompt) -> None:
         await session.together.with_others()
 
 
-def _sent_early(branch: Branch, prompt: Prompt, options: tuple[tuple[int, ...], ...] = ()) -> tuple[Early | None, bool]:
+def _sent_early(
+    branch: Branch, node: Gen | Select, prompt: Prompt, options: tuple[tuple[int, ...], ...] = ()
+) -> tuple[Early | None, bool]:
     """The call that is to be made, if it was sent already; and whether another one was, which is given up."""
+    give_up_promised(branch)
     early, branch.early = branch.early, None
     if early is None:
         return None, False
     branch.session.early.discard(early)
-    if early.is_for(branch.leader, prompt, options):
+    if early.is_for(node, branch.leader, prompt, options):
         return early, False
     early.give_up()
     return None, True
@@ -211,7 +218,7 @@ async def _continued_or_whole(
     try:
         return request, await send(request)
     except InvalidRequest as error:
-        if request.continue_from is None or error.param != "continue_from":
+        if request.continue_from is None or error.param not in _ROW_IS_GONE:
             raise
         whole = whole_request(request, prompt)
         if request.hold:
@@ -254,7 +261,8 @@ async def _outputs(
             pieces[output.index].append(output)
             if output.index == 0 and params.max_tokens != 0:
                 if slot is not None:
-                    slot.pieces.append((output.text, gen_meta(request, output, params, client.tokenizer)))
+                    made = partial(gen_meta, request, output, params, client.tokenizer)
+                    slot.pieces.append((output.text, Later(made)))
                 branch.show(output.text)
     return [_whole(outputs) for outputs in pieces]
 
@@ -288,7 +296,7 @@ def _gen_outcome(
 ) -> Outcome:
     texts = [output.text for output in outputs]
     values = texts if gen.parse is None else [_parsed(gen, output) for output in outputs]
-    metas = [gen_meta(request, output, params, tokenizer) for output in outputs]
+    metas = [Later(partial(gen_meta, request, output, params, tokenizer)) for output in outputs]
     if (params.n or 1) == 1:
         return Outcome(values[0], texts[0], metas[0])
     return Outcome(values, texts, metas)
@@ -326,7 +334,8 @@ async def _select(branch: Branch, select: Select, item: Item) -> None:
         outcome = await _select_by_text(branch, select)
     else:
         outcome = await _select_by_score(branch, select)
-    branch.last_meta = outcome.meta
+    if branch.session.timeline is not None:
+        branch.last_meta = told(outcome.meta)
     branch.transcript.append(outcome.raw, plain=branch.role is not None)
     branch.notify()
     if slot is not None and select.name is not None:
@@ -339,7 +348,7 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     session = branch.session
     assert session.segments is not None
     prompt, options = branch.transcript.options(select.choices)
-    early, given_up = _sent_early(branch, prompt, options)
+    early, given_up = _sent_early(branch, select, prompt, options)
     if early is not None:
         request = cast("ScoreRequest", early.request)
     else:
@@ -355,10 +364,14 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
         return await score(wanted)
 
     unconditional = unconditional_requests(branch, options) if select.method.needs_unconditional else []
-    (request, output), alone = await asyncio.gather(
-        _continued_or_whole(branch, request, prompt, send),
-        asyncio.gather(*(_maybe(score, wanted) for wanted in unconditional)),
-    )
+    alone: list[ScoreOutput | None] = []
+    if unconditional:
+        (request, output), alone = await asyncio.gather(
+            _continued_or_whole(branch, request, prompt, send),
+            asyncio.gather(*(_maybe(score, wanted) for wanted in unconditional)),
+        )
+    else:
+        request, output = await _continued_or_whole(branch, request, prompt, send)
     branch.last_request_id = request.request_id
     if output.error is not None:
         raise output.error.to_exception()
@@ -373,9 +386,14 @@ async def _select_by_score(branch: Branch, select: Select) -> Outcome:
     for other in alone:
         usage = usage + (other.usage if other is not None else Usage())
     session.add_usage(usage)
-    meta = select_meta(select, evidence, options, probabilities(output.logprobs), usage, session.segments.token_text)
-    meta["timing"] = output.timing
-    return Outcome(select.choices[index], select.choices[index], meta)
+    segments = session.segments
+
+    def meta() -> dict[str, Any]:
+        shares = probabilities(output.logprobs)
+        made = select_meta(select, evidence, options, shares, usage, segments.token_text)
+        return made | {"timing": output.timing}
+
+    return Outcome(select.choices[index], select.choices[index], Later(meta))
 
 
 async def _maybe(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
@@ -443,7 +461,9 @@ async def _separate_reasoning(branch: Branch, node: SeparateReasoning, item: Ite
 
 async def _fork(branch: Branch, node: Fork, item: Item) -> None:
     for child in node.children:
+        child.early = child.early or branch.promised.pop(child.number, None)
         child.seed(branch, siblings=len(node.children))
+    give_up_promised(branch)
     held = branch.held
     if held is not None and branch.rests and not any(isinstance(one.node, Gen | Select) for one in branch.queued()):
         branch.held = None  # it was kept for the forks' sake
@@ -451,7 +471,7 @@ async def _fork(branch: Branch, node: Fork, item: Item) -> None:
 
 
 async def _snapshot(branch: Branch, node: Snapshot, item: Item) -> None:
-    node.future.set_result(branch.said())
+    node.future.set_result(branch.said() if node.wanted else NOTHING_SAID)
 
 
 async def _concatenate(branch: Branch, node: Concatenate, item: Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,34 @@ if TYPE_CHECKING:
     from sglite.lang.branch import Branch
 
 
+class Later:
+    """A meta info that is made when somebody asks for it, which hardly anybody does."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make: Callable[[], Any] | None = make
+        self._made: Any = None
+
+    def get(self) -> Any:
+        make = self._make  # another thread may ask at the same time
+        if make is not None:
+            self._made = make()
+            self._make = None
+        return self._made
+
+
+def told(meta: Any) -> Any:
+    """The meta info itself, or those of a list."""
+    if isinstance(meta, Later):
+        return meta.get()
+    return [told(one) for one in meta] if isinstance(meta, list) else meta
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a variable holds. `raw`: the text (a list of them for n > 1 or after a join) that `value` was made of."""
+    """What a variable holds. `raw`: the text (a list of them for n > 1 or after a join) that `value` was made of.
+    `meta`: see `told`."""
 
     value: Any
     raw: Any
@@ -26,7 +52,7 @@ class Slot:
     """A variable's binding. `pieces`: its text as it streams in, each with the meta info of its output."""
 
     future: Future[Outcome] = field(default_factory=Future)
-    pieces: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    pieces: list[tuple[str, Any]] = field(default_factory=list)
 
 
 def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
@@ -66,11 +92,15 @@ class Said:
     messages_since_fork: list[dict[str, Any]]
 
 
+NOTHING_SAID = Said("", [], "", [])
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot(Node):
-    """Complete `future` with what was said up to here."""
+    """Complete `future` with what was said up to here; with nothing where only the moment is wanted."""
 
     future: Future[Said]
+    wanted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

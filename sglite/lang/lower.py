@@ -65,6 +65,11 @@ class Following:
     place: Place
     outlook: Outlook
     siblings: int
+    guessed: bool = False  # the program has not said so
+
+    def request_id(self, session: Session) -> str:
+        """A guessed one has an id of its own: the program may make another call at that place."""
+        return session.request_id(self.place) + "g" * self.guessed
 
 
 def generate_request(
@@ -93,7 +98,7 @@ def following_generation(
 ) -> GenerateRequest:
     """`prompt`: what comes behind the leader's tokens."""
     return GenerateRequest(
-        request_id=session.request_id(call.place),
+        request_id=call.request_id(session),
         prompt=prompt.content,
         continue_from=call.leader_id,
         hold=_holds(session, call.outlook, params, leads=leads),
@@ -147,7 +152,7 @@ def following_score(
 ) -> ScoreRequest:
     """`prompt`: what comes behind the leader's tokens."""
     return ScoreRequest(
-        request_id=session.request_id(call.place),
+        request_id=call.request_id(session),
         prompt=prompt.content,
         continuations=options,
         continue_from=call.leader_id,

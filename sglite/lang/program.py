@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sglite.lang.batch import Batch
     from sglite.lang.bridge import Pace
     from sglite.lang.compiled import CompiledProgram
+    from sglite.lang.habits import Habits
     from sglite.lang.outlook import Outlook, Place
     from sglite.lang.roles import Roles
     from sglite.lang.state import OnError, ProgramState
@@ -54,6 +55,7 @@ class _Kept:
     def __init__(self) -> None:
         self.tools: WeakKeyDictionary[TextTokenizer, tuple[Segments, Roles]] = WeakKeyDictionary()
         self.pace: Pace | None = None
+        self.habits: Habits | None = None
 
 
 class Program:
@@ -263,6 +265,14 @@ class Program:
         found = self._kept.pace
         if found is None:
             found = self._kept.pace = importlib.import_module("sglite.lang.bridge").Pace()
+        return found
+
+    @property
+    def habits(self) -> Habits:
+        """What it did behind its calls in the runs so far."""
+        found = self._kept.habits
+        if found is None:
+            found = self._kept.habits = importlib.import_module("sglite.lang.habits").Habits()
         return found
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

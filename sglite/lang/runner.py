@@ -11,7 +11,7 @@ from sglite.errors import ProgramError, RequestAborted
 from sglite.lang.ahead import ahead
 from sglite.lang.branch import Branch
 from sglite.lang.bridge import coroutine_loop, drive, program_loop, until_done, wait, wait_async, worker_pool
-from sglite.lang.client import Client
+from sglite.lang.client import Client, takes_followers
 from sglite.lang.config import client_or_default, global_config
 from sglite.lang.datadep import refuse_in_trace
 from sglite.lang.interpreter import carry_out
@@ -62,6 +62,7 @@ class Run:
             gate=gate,
             together=together,
             plan=program.plan,
+            habits=program.habits if takes_followers(client) and not stream else None,
             timeline=_timeline(program, index, wanted=timeline),
         )
         self._flushed = False
@@ -150,10 +151,10 @@ class Run:
         """Something to wait for: the end of what some state has to do; the root comes last, for its text's sake."""
         busy = self.session.busy_branches()
         if busy:
-            return busy[0].snapshot()
+            return busy[0].snapshot(wanted=False)
         if not self._flushed:
             self._flushed = True
-            return self._root.snapshot()
+            return self._root.snapshot(wanted=False)
         return None
 
     def _finished(self) -> ProgramState:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sglite.errors import ProgramError, SgliteError
 from sglite.lang.bridge import Posts
-from sglite.lang.client import Client
+from sglite.lang.client import Client, courtesy
 from sglite.lang.nodes import GenParams
 from sglite.lang.outlook import Outlook, Place
 from sglite.lang.roles import Roles
@@ -28,6 +28,7 @@ from sglite.protocol import Usage
 if TYPE_CHECKING:
     from sglite.lang.branch import Branch
     from sglite.lang.early import Early
+    from sglite.lang.habits import Habits
     from sglite.lang.prefix import PrefixGate
     from sglite.lang.together import Together
 
@@ -49,6 +50,7 @@ class Session:
     gate: PrefixGate | None = None
     together: Together | None = None
     plan: Mapping[Place, Outlook] = field(default_factory=dict)  # of a compiled program
+    habits: Habits | None = None  # of its program, where calls may be sent early
     program_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     arrival: float = field(default_factory=time.monotonic)
     usage: Usage = Usage()
@@ -82,6 +84,9 @@ class Session:
 
     def new_transcript(self) -> Transcript:
         return TextTranscript() if self.segments is None else TokenTranscript(self.segments)
+
+    def __post_init__(self) -> None:
+        self.after_you = courtesy(self.client)
 
     def add_usage(self, usage: Usage) -> None:
         with self.lock:

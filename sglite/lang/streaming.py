@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglite.lang.bridge import program_loop, wait_async
+from sglite.lang.items import told
 
 if TYPE_CHECKING:
     from sglite.lang.branch import Branch
@@ -59,13 +60,13 @@ async def variable_pieces(branch: Branch, name: str) -> AsyncGenerator[tuple[str
             position += len(new)
             text = "".join(text for text, _ in new)
             if text:
-                yield text, _merged([meta for _, meta in new])
+                yield text, _merged([told(meta) for _, meta in new])
         elif slot.future.done():
             if slot.future.exception() is not None and branch.failed is not None:
                 raise branch.failure()
             outcome = slot.future.result()
             if position == 0 and outcome.raw:
-                yield str(outcome.raw), outcome.meta or {}
+                yield str(outcome.raw), told(outcome.meta) or {}
             return
         else:
             await branch.changed()

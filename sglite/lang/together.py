@@ -12,6 +12,7 @@ import asyncio
 from sglite.lang.bridge import worker_pool
 
 MOST_S = 0.003  # that a call waits for others
+MOST_AT_FIRST_S = 0.012  # while no call of the batch was made: nothing of it runs that could use the time
 _QUIET_TURNS = 6  # of the event loop: from a function's operation to its call it takes some
 
 
@@ -21,6 +22,7 @@ class Together:
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
         self._until = 0.0
+        self._most_s = MOST_AT_FIRST_S
         self.starting = 0  # programs that the batch is about to start; written under its lock
 
     async def with_others(self) -> None:
@@ -30,7 +32,8 @@ class Together:
         future = loop.create_future()
         self._waiting.append(future)
         if len(self._waiting) == 1:
-            self._until = loop.time() + MOST_S
+            self._until = loop.time() + self._most_s
+            self._most_s = MOST_S
             loop.call_soon(self._look, loop, 0, _QUIET_TURNS)
         await future
 

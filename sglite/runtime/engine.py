@@ -148,6 +148,8 @@ class EngineCore:
         self._failed_in_a_row = 0
         self._counted = 0.0  # time.perf_counter() up to which metrics.step_s counts
         self._waker: Callable[[], None] = _nobody
+        self._rest: Callable[[], None] = _nobody
+        self._work: Callable[[], None] = _nobody
 
     # -- requests
 
@@ -353,9 +355,15 @@ class EngineCore:
 
     def _wait(self, pending: PendingStep) -> StepResult:
         began = time.perf_counter()
+        self._rest()
         result = pending.wait()
+        self._work()
         self.metrics.wait_s += time.perf_counter() - began
         return result
+
+    def set_pauses(self, rest: Callable[[], None], work: Callable[[], None]) -> None:
+        """Called around each wait for the device."""
+        self._rest, self._work = rest, work
 
     def _gap_work(self) -> float:
         """Seconds, ever, of what has to happen between a result and the next launch where these do not overlap."""

@@ -110,6 +110,9 @@ class ScriptedCore:
     def set_waker(self, waker: Callable[[], None]) -> None:
         self.waker = waker
 
+    def set_pauses(self, rest: Callable[[], None], work: Callable[[], None]) -> None:
+        """It waits for no device."""
+
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._ready or self.fail_next_step)

@@ -196,3 +196,42 @@ def test_a_fork_that_is_stopped_gives_up_the_call_that_was_sent_for_it() -> None
         return len(client.used)
 
     assert program.run(backend=client).ret_value == 2
+
+
+def ran(client: Following, *runs: tuple[int, str]) -> list[str]:
+    """The texts of a program that reads its plan before it forks, and what was sent in the last run."""
+
+    @sgl.function
+    def program(s: Any, points: int, ending: str) -> None:
+        s += "Q" + sgl.gen("plan")
+        assert s["plan"]
+        forks = s.fork(points)
+        for i, fork in enumerate(forks):
+            fork += f" point {i}:" + sgl.gen("text")
+        forks.join()
+        s += ending + "".join(s["text"]) + sgl.gen("end")
+
+    texts = []
+    for points, ending in runs:
+        client.sent.clear()
+        texts.append(program.run(points=points, ending=ending, backend=client).text())
+    return texts
+
+
+def test_what_a_program_did_behind_an_answer_before_is_sent_while_it_is_read() -> None:
+    client, in_turn = Following(answered), Following(answered, early=False)
+    runs = [(3, f"end {i}") for i in range(3)]
+    assert ran(client, *runs) == ran(in_turn, *runs)
+    assert client.sent == ["0.1", "1.1g<", "2.1g<", "3.1g<", "0.2"], "the texts behind the forks are never the same"
+    assert sorted(client.prompts) == sorted(in_turn.prompts)
+    assert not client.held
+
+
+def test_a_program_that_does_something_else_this_time_has_the_text_of_calls_in_turn() -> None:
+    client, in_turn = Following(answered), Following(answered, early=False)
+    runs = [(3, "end"), (3, "end"), (2, "end"), (3, "end")]
+    assert ran(client, *runs[:3]) == ran(in_turn, *runs[:3])
+    assert client.sent == ["0.1", "1.1g<", "2.1g<", "3.1g<", "0.2"]
+    assert not client.held
+    assert ran(client, *runs) == ran(in_turn, *runs)
+    assert client.sent == ["0.1", "1.1", "2.1", "3.1", "0.2"], "what was wrong once is not believed so soon again"

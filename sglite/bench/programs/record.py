@@ -64,6 +64,9 @@ class Recorder:
     def alive(self) -> bool:
         return self.engine.alive
 
+    def after_you(self) -> None:
+        self.engine.after_you()
+
     async def stats_async(self) -> dict[str, Any]:
         return await self.engine.stats_async()
 

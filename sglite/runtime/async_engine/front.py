@@ -11,6 +11,7 @@ from typing import Any
 from sglite.errors import EngineDead, SgliteError
 from sglite.protocol import ErrorInfo
 from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.courtesy import Courtesy
 from sglite.runtime.async_engine.delivery import Mailboxes, Router
 
 
@@ -20,6 +21,7 @@ class Front:
     def __init__(self) -> None:
         self.router = Router()
         self.mailboxes = Mailboxes()
+        self.courtesy = Courtesy()  # towards a loop on a thread of this process; one elsewhere is in nobody's way
         self.on_progress: Callable[[str], None] | None = None
         self._calls: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()

@@ -16,6 +16,7 @@ from sglite.errors import EngineDead, SgliteError
 from sglite.grammar.matcher import CompiledGrammar
 from sglite.protocol import ErrorInfo, RequestOutput, ScoreOutput
 from sglite.runtime.async_engine import messages as m
+from sglite.runtime.async_engine.courtesy import Courtesy
 from sglite.runtime.async_engine.interpreter import collect_at_rest
 from sglite.runtime.engine import EngineCore, GrammarService
 
@@ -77,8 +78,11 @@ class StepLoop:
         inbox: Inbox,
         emit: Callable[[list[m.Event]], None],
         stats: Callable[[], dict[str, Any]],
+        courtesy: Courtesy | None = None,
     ) -> None:
-        """`emit` is called from the loop's thread only, at most once a turn."""
+        """`emit` is called from the loop's thread only, at most once a turn. `courtesy`: of the other threads of this
+        process."""
+        self._courtesy = Courtesy() if courtesy is None else courtesy
         self._core = core
         self._grammars = grammars
         self._inbox = inbox
@@ -93,11 +97,15 @@ class StepLoop:
     def run(self) -> None:
         """Returns after Stop, or after the core broke (then everybody has been told that the engine is dead)."""
         self._core.set_waker(self._inbox.wake)
+        self._core.set_pauses(self._courtesy.rest, self._courtesy.work)
         try:
             while not self._stopping:
                 self.busy = False
                 idle, began = 0.0 if self._core.has_work else self._idle_time(), time.monotonic()
+                if idle:
+                    self._courtesy.rest()
                 commands = self._inbox.take(idle)
+                self._courtesy.work()
                 if commands or not idle:
                     self._next_rest = REST_AFTER_S
                 elif time.monotonic() - began >= self._next_rest:
@@ -108,6 +116,7 @@ class StepLoop:
             log.exception("the engine loop broke")
             self._emit([m.Died(ErrorInfo.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}")))])
         finally:
+            self._courtesy.rest()
             self._core.close()
 
     def _rest(self) -> float:

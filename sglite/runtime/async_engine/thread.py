@@ -67,7 +67,8 @@ class ThreadBack:
         try:
             with beside_a_loop():
                 self._ready.set_result(built)
-                StepLoop(built.core, built.grammars, self._inbox, self._emit, built.stats).run()
+                loop = StepLoop(built.core, built.grammars, self._inbox, self._emit, built.stats, self._front.courtesy)
+                loop.run()
         finally:
             built.close()
             self._front.fail(self._front.router.failure or closed())
