@@ -478,6 +478,9 @@ class _Scored:
 def _mask_slots(masks: np.ndarray, num_logits: IntArray, num_drafts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """The batch indices of the rows to mask, the first slot of each, and the slot of each logits position. A row draws
     at its last 1 + num_drafts positions."""
+    if np.logical_and.reduce(masks) and int(np.add.reduce(num_logits)) == len(masks):  # a draw each, all under masks
+        every = np.arange(len(masks), dtype=np.int32)
+        return every, every, every.copy()
     indices = masks.nonzero()[0].astype(np.int32)
     mask_slots = np.empty(int(np.add.reduce(num_logits)), np.int32)
     mask_slots.fill(NO_MASK)
