@@ -24,6 +24,8 @@ def test_a_name_tells_rows_and_the_share_that_is_constrained() -> None:
     mix, calls = case("mix20_32"), case("calls_4")
     assert (mix.rows, mix.bound, calls.rows, calls.bound) == (32, 6, 4, 4)
     assert mix.prompts(100, seed="1") != mix.prompts(100, seed="2")
+    more = case("keys_4x3")
+    assert (more.rows, more.bound, len(more.prompts(100, seed="1"))) == (4, 4, 12)
 
 
 @pytest.mark.parametrize("name", ["mix_32", "extract", "free_1", "deep_x"])

@@ -7,6 +7,8 @@ calls_N     function calls: a choice of tools, each with arguments of its own
 strings_N   long bounded strings
 deep_N      alternatives within alternatives
 untuned_N   a schema that nothing was tuned on (a package manifest)
+..._NxK     N rows at any time, K answers a row one after the other: forced text lets some rows end early, and where
+            each has one answer, the last rows of a run are few
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ SCHEMAS: dict[str, Schema] = {
     "mix": SCHEMA, "extract": EXTRACT, "keys": KEYS, "calls": CALLS, "strings": STRINGS, "deep": DEEP,
     "untuned": UNTUNED,
 }  # fmt: skip
-_NAME = re.compile(r"(mix(\d+)|extract|keys|calls|strings|deep|untuned)_(\d+)")
+_NAME = re.compile(r"(mix(\d+)|extract|keys|calls|strings|deep|untuned)_(\d+)(?:x(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,12 @@ class Case:
     schema: Schema
     prompt: int = 128
     output: int = 256
+    rounds: int = 1  # answers of each row
 
     def prompts(self, vocab_size: int, *, seed: str) -> list[tuple[int, ...]]:
+        """`rounds` times one for each row."""
         draw = random.Random(f"{self.name}/{seed}")
-        return [tuple(draw.randrange(vocab_size) for _ in range(self.prompt)) for _ in range(self.rows)]
+        return [tuple(draw.randrange(vocab_size) for _ in range(self.prompt)) for _ in range(self.rows * self.rounds)]
 
 
 def case(name: str) -> Case:
@@ -135,7 +139,7 @@ def case(name: str) -> Case:
     match = _NAME.fullmatch(name)
     if match is None:
         raise InvalidRequest(f"no case {name!r}; there are mixP_N and {', '.join(list(SCHEMAS)[1:])} with _N rows")
-    rows = int(match[3])
+    rows, rounds = int(match[3]), int(match[4] or 1)
     if match[2] is not None:
-        return Case(name, rows, round(rows * int(match[2]) / 100), SCHEMA)
-    return Case(name, rows, rows, SCHEMAS[match[1]])
+        return Case(name, rows, round(rows * int(match[2]) / 100), SCHEMA, rounds=rounds)
+    return Case(name, rows, rows, SCHEMAS[match[1]], rounds=rounds)

@@ -78,7 +78,7 @@ def measure(engine: Engine, one: Case, way: Way, *, repeat: int) -> Row:
         if i == 1:
             before = engine.stats()
         began = time.perf_counter()
-        outputs = asyncio.run(_answers(engine, requests_of(engine, one, way, seed=i)))
+        outputs = asyncio.run(_answers(engine, requests_of(engine, one, way, seed=i), one.rows))
         seconds = time.perf_counter() - began
         if i:
             rates.append(sum(o.usage.completion_tokens for o in outputs) / seconds)
@@ -106,7 +106,7 @@ def requests_of(engine: Engine, one: Case, way: Way, *, seed: int) -> list[Gener
             request_id=engine.new_request_id(),
             prompt=prompt,
             sampling_params=sampling,
-            grammar=constraint if i < one.bound and not way.free else None,
+            grammar=constraint if i % one.rows < one.bound and not way.free else None,
             jump_forward=way.jump,
             stream=False,
         )
@@ -119,14 +119,17 @@ def described(one: Case, seed: int, way: Way) -> GrammarSpec:
     return spec.json_schema({"description": f"{one.name} {way.label} {seed}", **one.schema})
 
 
-async def _answers(engine: Engine, requests: list[GenerateRequest]) -> list[RequestOutput]:
-    return list(await asyncio.gather(*(_answer(engine, request) for request in requests)))
+async def _answers(engine: Engine, requests: list[GenerateRequest], rows: int) -> list[RequestOutput]:
+    """So many at any time."""
+    free = asyncio.Semaphore(rows)
+    return list(await asyncio.gather(*(_answer(engine, request, free) for request in requests)))
 
 
-async def _answer(engine: Engine, request: GenerateRequest) -> RequestOutput:
+async def _answer(engine: Engine, request: GenerateRequest, free: asyncio.Semaphore) -> RequestOutput:
     last: RequestOutput | None = None
-    async for output in engine.stream_request(request):
-        last = output
+    async with free:
+        async for output in engine.stream_request(request):
+            last = output
     assert last is not None
     return last
 
