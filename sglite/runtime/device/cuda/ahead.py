@@ -28,7 +28,8 @@ def keys_to_compile(kv_heads: int, max_rows: int) -> list[GraphKey]:
         for longest in (_SHORT, _LONG)
         for tree in _TREES
     ]
-    return list(dict.fromkeys(keys_ahead(kv_heads, max_rows) + trees))
+    largest = graph_key(COARSE[-1], 1, kv_heads=kv_heads, decode=False, longest=0)
+    return list(dict.fromkeys([*keys_ahead(kv_heads, max_rows), *trees, largest]))
 
 
 def _rows(max_rows: int) -> list[int]:

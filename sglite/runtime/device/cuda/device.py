@@ -38,7 +38,7 @@ from sglite.runtime.device.base import (
     SamplerOps,
 )
 from sglite.runtime.device.cuda.ahead import keys_ahead, keys_to_compile
-from sglite.runtime.device.cuda.attention import CudaAttention
+from sglite.runtime.device.cuda.attention import CudaAttention, chunk_tile
 from sglite.runtime.device.cuda.compiling import mark, only_compiling
 from sglite.runtime.device.cuda.graphs import ForwardGraphs, GraphPool, SampleGraphs
 from sglite.runtime.device.cuda.inputs import (
@@ -70,7 +70,7 @@ _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
 _LARGE_STEPS = ((1, 1040, 0), (1, 1041, 0), (1, 1040, 16), (1, 600, 0), (8, 70, 16), (8, 71, 16))
 # rows, new tokens of each and cached ones: long and short rows, with and without a cache, multiples of 16 and others
-_FEW_READS = 1 << 17  # cached tokens beside that: what a prompt of MAX_SMALL tokens reads of itself
+_FEW_READS = 1 << 16  # cached tokens beside that: what a prompt of MAX_SMALL tokens reads of itself
 
 
 def make(name: str, config: EngineConfig) -> CudaDevice:
@@ -181,11 +181,18 @@ class CudaDevice:
             tree, cached = self._attention.tree.plan(batch if single else with_chunks(batch), inputs)
         decode = single and not batch.loads and wanted == tokens
         if not single:
-            read = int(cached.sum(dtype=np.int64))
+            read = int(cached.sum(dtype=np.int64)) // self._read_together(tree)
             if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + _FEW_READS:
                 return None
         self._longest, self._tree = int(cached.max()), tree
         return self._key(tokens, wanted, decode=decode, tree=tree)
+
+    def _read_together(self, tree: TreeKey | None) -> int:
+        """New tokens of a row that read its keys and values at once."""
+        assert self._shape is not None
+        if tree is not None or isinstance(self._attention, InvariantAttention):
+            return 1
+        return chunk_tile(self._shape.num_heads // self._shape.num_kv_heads).tokens
 
     def _key(self, tokens: int, wanted: int, *, decode: bool, tree: TreeKey | None) -> GraphKey:
         """The graph for so many tokens and logits, with rows as long as those of the last step."""

@@ -26,7 +26,8 @@ _SHORT_PARTS = 16
 _FEW_ROWS = 128
 _FEW_ITEMS = 64  # of tree attention: four waves of programs
 _CHUNK = 8  # new tokens from which a row is a prompt's, not one with forced text
-_SHARED = 128  # cached tokens of such a row from which its new tokens read them together
+_SHARED = 128  # cached tokens of such a row from which they are read as a shared prefix,
+_TIMES = 4  # if they are that many times its new tokens: those read each other one by one then
 
 
 def graph_key(
@@ -63,7 +64,8 @@ def parts(tokens: int, kv_heads: int, *, long: bool) -> int:
 def with_chunks(batch: Batch) -> Batch:
     """With prompts as groups that share a prefix: the new tokens of one have all in common that is cached of it. A row
     that shares most of that with others stays among them."""
-    chunks = np.flatnonzero((batch.num_new >= _CHUNK) & (batch.starts >= _SHARED))
+    long = batch.starts >= np.maximum(_SHARED, _TIMES * batch.num_new)
+    chunks = np.flatnonzero((batch.num_new >= _CHUNK) & long)
     if not len(chunks):
         return batch
     alone = dict(zip(chunks.tolist(), batch.starts[chunks].tolist(), strict=True))
