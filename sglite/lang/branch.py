@@ -206,6 +206,12 @@ class Branch:
             future.set_exception(self.failed)
         return future
 
+    @property
+    def at_rest(self) -> bool:
+        """It has nothing to carry out."""
+        with self._lock:
+            return not self._queue and not self._running
+
     async def read_async(self, name: str) -> Any:
         slot = self.slot(name)
         await until_done(slot.future)

@@ -154,6 +154,8 @@ class Run:
             return busy[0].snapshot(wanted=False)
         if not self._flushed:
             self._flushed = True
+            if self._root.at_rest:
+                return None
             return self._root.snapshot(wanted=False)
         return None
 
