@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 _THREADS = 4  # calls whose masks are made at the same time: a slow one does not hold up the next
 
 FillNative = Callable[[list[tuple[LLGuidanceMatcher, int]], Bitmask], None]
-Consume = Callable[[LLGuidanceMatcher, int], bool]  # without the interpreter lock
 
 
 class Ask:
@@ -48,9 +47,8 @@ class Ask:
 class Asks:
     """`begin`, `wait`, `take`, `look` and `close` are called by one thread."""
 
-    def __init__(self, fill_native: FillNative, consume: Consume) -> None:
+    def __init__(self, fill_native: FillNative) -> None:
         self._fill_native = fill_native
-        self._consume = consume
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="sglite-masks")
         self._open: dict[Said | LLGuidanceMatcher, Ask] = {}
         self._changed = threading.Condition()
@@ -152,7 +150,7 @@ class Asks:
         ready: list[tuple[Ask, LLGuidanceMatcher]] = []
         for ask in asks:
             try:
-                own = ask.matcher.exact_by(self._accept) if isinstance(ask.matcher, FollowedMatcher) else ask.matcher
+                own = ask.matcher.exact if isinstance(ask.matcher, FollowedMatcher) else ask.matcher
             except GrammarViolation:
                 continue
             assert isinstance(own, LLGuidanceMatcher)
@@ -169,14 +167,6 @@ class Asks:
             ask.row = row
             if ask.state is not None and ask.state.said.ahead is None:
                 self.tell_forced(ask.state, own)
-
-    def _accept(self, own: Matcher, token_ids: Sequence[int]) -> int:
-        if not (isinstance(own, LLGuidanceMatcher) and own.is_slow):
-            return own.accept(token_ids)
-        for done, token_id in enumerate(token_ids):
-            if not (own.takes_first(token_id) or (own.takes(token_id) and self._consume(own, token_id))):
-                return done
-        return len(token_ids)
 
     def _tell(self, said: Said, engines: LLGuidanceMatcher) -> None:
         forced: tuple[int, ...] | None = None

@@ -41,7 +41,7 @@ class BatchFiller:
 
     def __init__(self, num_threads: int) -> None:
         self._executor = llguidance.LLExecutor(num_threads)
-        self._asks = Asks(self._fill_native, self._consume)
+        self._asks = Asks(self._fill_native)
         self._asking = False  # the caller goes on while masks are made
         self._rows = np.empty((0, 0), np.int32)  # where masks are made that will be shared
 
@@ -81,12 +81,6 @@ class BatchFiller:
             native = [(matcher.native, row) for matcher, row in bases]
             height, width = bitmask.shape
             self._executor.unsafe_compute_mask_ptr(native, bitmask.ctypes.data, width * 4, height)
-
-    def _consume(self, own: LLGuidanceMatcher, token_id: int) -> bool:
-        legal = self._executor.consume_token_par([(own.native, token_id)])[0]
-        if legal:
-            own.consumed()
-        return legal
 
     def begin(self, matchers: Sequence[Matcher], *, alone: bool = False) -> dict[int, Ask]:
         self._asking = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from sglite.errors import GrammarViolation
@@ -98,16 +98,12 @@ class FollowedMatcher:
     @property
     def exact(self) -> Matcher:
         """The engine's matcher, at this place."""
-        return self.exact_by(_accept)
-
-    def exact_by(self, accept: Callable[[Matcher, Sequence[int]], int]) -> Matcher:
-        """The same; `accept` shows it tokens in its own way."""
         own = self._own
         if own is None:
             own = self._own = self._grammar.exact_matcher()
         if self._behind < len(self.tokens):
             missing = self.tokens[self._behind :]
-            taken = accept(own, missing)
+            taken = own.accept(missing)
             self._behind += taken
             if taken < len(missing):
                 raise GrammarViolation(
@@ -290,10 +286,6 @@ class FollowedMatcher:
         if self._num_stops:
             return True
         return self.exact.finished if self.state is None else self.state.finished
-
-
-def _accept(own: Matcher, token_ids: Sequence[int]) -> int:
-    return own.accept(token_ids)
 
 
 def take_known(matchers: Sequence[Matcher], token_ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:

@@ -13,6 +13,7 @@ engine provably says the same:
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -45,13 +46,18 @@ class Follower:
         self.shelf = MaskShelf(shelf_bytes)
         self.stop_mask = SharedMask(vocab.stop_mask)
         self._automata: list[weakref.ref[Automaton]] = []  # the oldest first
+        self._turn = threading.Lock()  # of readers that pause: one at a time
 
     def automaton(self, lark: str, pause: Callable[[], None] | None = None) -> Automaton | None:
         """None for a grammar that is not followed. `pause`: called now and then while it is read."""
         if len(lark) > _LONG_LARK:
             return None
         try:
-            made = Automaton(lark, self, pause)
+            if pause is None:
+                made = Automaton(lark, self)
+            else:
+                with self._turn:
+                    made = Automaton(lark, self, pause)
         except (NotRead, TooManyStates):
             return None
         self._make_room()

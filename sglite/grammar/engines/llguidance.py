@@ -121,11 +121,6 @@ class LLGuidanceMatcher:
             done += 1
         return done
 
-    @property
-    def is_slow(self) -> bool:
-        """A token may take it milliseconds, during which it holds the interpreter lock."""
-        return self._start is not None and bool(self._start.after)
-
     def takes_first(self, token_id: int) -> bool:
         """Whether the token was taken, the first one, as when the grammar was compiled."""
         after = None if (start := self.start) is None else start.after.get(token_id)
@@ -231,8 +226,8 @@ class LLGuidanceMatcher:
 class Templates:
     """Matchers at the start of one grammar, never advanced; the matchers of requests are copies of them, in turn.
 
-    There are as many as fill in parallel, made one by one as matchers are asked for (2 ms each for a typical grammar),
-    as long as one is cheap and the engine's `spare` ones last; they are given back with the grammar.
+    There are as many as fill in parallel, made one by one as matchers are asked for, in a thread (2 ms each for a
+    typical grammar), as long as one is cheap and the engine's `spare` ones last; they are given back with the grammar.
     """
 
     def __init__(
@@ -243,6 +238,7 @@ class Templates:
         self._most = most
         self._spare = spare
         self._next = 0
+        self._making = False
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -253,12 +249,18 @@ class Templates:
         with self._lock:
             place, self._next = self._next, (self._next + 1) % self._most
             if place >= len(self._all):
-                if self._most > 1 and self._spare.take():
-                    self._all.append(self._make())
-                else:
-                    place %= len(self._all)
+                if not self._making and self._most > 1 and self._spare.take():
+                    self._making = True
+                    threading.Thread(target=self._add, name="sglite-template", daemon=True).start()
+                place %= len(self._all)
             template = self._all[place]
             return template.deep_copy(), id(template)
+
+    def _add(self) -> None:
+        made = self._make()
+        with self._lock:
+            self._all.append(made)
+            self._making = False
 
 
 class Spare:
@@ -434,46 +436,46 @@ class LLGuidanceEngine:
             raise GrammarTooLarge("the grammar engine cannot follow its own mask: a string is too entangled")
 
     def _start(self, template: llguidance.LLMatcher, *, forces: bool) -> Start:
-        row, slow = self._try_first_token(template, forces=forces)
+        row, after = self._try_first_token(template, forces=forces)
         begin = LLGuidanceMatcher(template, self.vocab, forces=forces)
         begin.finish_fill(row)
-        return Start(row, tuple(begin.forced()), self._after_first(template, row) if slow else {})
+        return Start(row, tuple(begin.forced()), after)
 
-    def _after_first(self, template: llguidance.LLMatcher, row: Bitmask) -> dict[int, llguidance.LLMatcher]:
-        """A step of the engine would wait for each completion's first token; here nobody does."""
-        ids = bitmask.ids(row & ~self.vocab.stop_mask)
-        if len(ids) > _MOST_FIRST:
-            return {}
-        copies = [(template.deep_copy(), int(token_id)) for token_id in ids]
-        taken = self._executor.consume_token_par(copies)
-        return {
-            token_id: native
-            for (native, token_id), legal in zip(copies, taken, strict=True)
-            if legal and not native.is_error()
-        }
-
-    def _try_first_token(self, template: llguidance.LLMatcher, *, forces: bool) -> tuple[Bitmask, bool]:
-        """Make the first mask as the engine says it, and take the first and the last token that it allows. With whether
-        that takes long.
+    def _try_first_token(
+        self, template: llguidance.LLMatcher, *, forces: bool
+    ) -> tuple[Bitmask, dict[int, llguidance.LLMatcher]]:
+        """Make the first mask as the engine says it, and have the first and the last token that it allows taken.
 
         Some limits of the engine only show when a token that the mask allowed is taken: better here than in a request.
+        Where it takes long (with many keys, milliseconds, with the interpreter lock held), the matchers that took them
+        are returned by token: a step of the engine would wait for each completion's first token.
         """
         row = bitmask.empty(self.vocab.size)
         template.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         _check(template)
         if forces and len(template.compute_ff_bytes()) > MAX_FORCED_BYTES:
             raise GrammarTooLarge(f"the constraint forces over {MAX_FORCED_BYTES} bytes of text in one piece")
-        legal = bitmask.ends(row & ~self.vocab.stop_mask)
-        if not legal and not template.is_accepting():
+        ends = bitmask.ends(row & ~self.vocab.stop_mask)
+        if not ends and not template.is_accepting():
             raise InvalidGrammar("no token of this model can begin a text that satisfies the constraint")
         began = time.perf_counter()
-        for token_id in legal:
-            if not self._executor.consume_token_par([(template, token_id)])[0]:  # it takes long where keys are many
-                _check(template)
-                raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
-            template.rollback(1)
-            _check(template)
-        return row, time.perf_counter() - began > _SLOW_FIRST_S
+        after = {token_id: _having_taken(template, token_id) for token_id in ends}
+        if time.perf_counter() - began < _SLOW_FIRST_S:
+            return row, {}
+        ids = bitmask.ids(row & ~self.vocab.stop_mask).tolist()
+        if len(ids) <= _MOST_FIRST:
+            after |= {token_id: _having_taken(template, token_id) for token_id in ids if token_id not in after}
+        return row, after
+
+
+def _having_taken(template: llguidance.LLMatcher, token_id: int) -> llguidance.LLMatcher:
+    """A copy; the template stays as it is, with what it knows of its mask. Raises GrammarTooLarge."""
+    copy = template.deep_copy()
+    if copy.try_consume_tokens([token_id]) != 1:
+        _check(copy)
+        raise GrammarTooLarge("the grammar engine cannot follow its own mask: the constraint is too large")
+    _check(copy)
+    return copy
 
 
 _ENCODE_CACHE = 4096  # texts
