@@ -8,6 +8,7 @@ times faster at 64 rows of 16 on 8,192 cached). Measured on an H200; see benchma
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,6 +16,7 @@ import triton
 from sglite.runtime.device.base import AttentionLayer, AttentionShape, ForwardBatch, KVCache
 from sglite.runtime.device.cuda.inputs import MAX_SMALL, CudaForwardBatch
 from sglite.runtime.device.cuda.kernels.attention import decode_attention_kernel, norm_rope_append_kernel
+from sglite.runtime.device.cuda.kernels.chunk_attention import chunk_attention_kernel
 from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.device.cuda.tree import TreeAttention
 
@@ -69,10 +71,11 @@ class CudaAttention:
             q = qkv.new_empty(qkv.shape[0], self._shape.num_heads, self._shape.head_dim)
             self._append(layer, qkv, batch, q, None)
             return self.tree.attend(layer.number, q, batch)
-        if not batch.key.decode:
-            self._append(layer, qkv, batch, None, None)
-        key = batch.key
-        return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=key.splits, append=key.decode)
+        if batch.key.decode:
+            splits = batch.key.splits
+            return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=splits, append=True)
+        self._append(layer, qkv, batch, None, None)
+        return self._attend_chunks(layer, qkv, batch, splits=chunk_splits(qkv.shape[0], batch.key.splits))
 
     def leaves_out(self, batch: ForwardBatch) -> bool:
         """See SelectiveAttention: steps whose prompts are long."""
@@ -160,6 +163,48 @@ class CudaAttention:
             APPEND=append, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
         return out
+
+    def _attend_chunks(
+        self, layer: AttentionLayer, qkv: torch.Tensor, batch: CudaForwardBatch, *, splits: int
+    ) -> torch.Tensor:
+        """Neighbouring new tokens of a row together; their keys and values are in place."""
+        shape, tokens = self._shape, qkv.shape[0]
+        out = qkv.new_empty(tokens, shape.num_heads * shape.head_dim)
+        q_norm = None if layer.norms is None else layer.norms[0]
+        group = shape.num_heads // shape.num_kv_heads
+        tile = chunk_tile(group)
+        chunk_attention_kernel[(tokens, splits, shape.num_kv_heads)](
+            qkv, qkv if q_norm is None else q_norm.weight, layer.cos_sin, self._cache.k[layer.number],
+            self._cache.v[layer.number], batch.page_table, batch.rows, batch.positions, out, self._part, self._stat,
+            self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
+            shape.scale * math.log2(math.e),
+            HKV=shape.num_kv_heads, GROUP=group, TOKENS=tile.tokens, BLOCK_M=tile.block_m, D=shape.head_dim,
+            BLOCK_T=tile.block_t, SPLITS=splits, CHUNK=tile.parts, LOOK=triton.next_power_of_2(tokens),
+            PAGE_SIZE=batch.page_size, STAGES=tile.stages, QK_NORM=layer.norms is not None, PDL=self._pdl,
+            num_warps=tile.warps, launch_pdl=self._pdl,
+        )  # fmt: skip
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTile:
+    tokens: int  # new tokens of a program
+    block_m: int  # their queries, rounded up
+    block_t: int
+    stages: int
+    warps: int
+    parts: int = 2  # that are merged at a time
+
+
+def chunk_tile(group: int) -> ChunkTile:
+    """`group`: query heads a KV head."""
+    block_m = 16 if group <= 2 else 32 if group <= 4 else 64
+    return ChunkTile(max(1, block_m // group), max(block_m, triton.next_power_of_2(group)), 32, 2, 4)
+
+
+def chunk_splits(tokens: int, splits: int) -> int:
+    """`splits`: of as many rows of one new token each."""
+    return splits
 
 
 def _tile(programs: int, splits: int) -> tuple[int, int, int]:
