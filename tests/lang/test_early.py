@@ -235,3 +235,39 @@ def test_a_program_that_does_something_else_this_time_has_the_text_of_calls_in_t
     assert not client.held
     assert ran(client, *runs) == ran(in_turn, *runs)
     assert client.sent == ["0.1", "1.1", "2.1", "3.1", "0.2"], "what was wrong once is not believed so soon again"
+
+
+def test_a_guessed_call_is_taken_only_where_it_is_the_same_call() -> None:
+    @sgl.function
+    def program(s: Any, size: int) -> None:
+        s += "Q" + sgl.gen("a")
+        if s["a"]:
+            s += " again" + sgl.gen("b", max_tokens=size)
+        if s["b"]:
+            s += " one of " + sgl.select("c", ["x", "y"])
+
+    client = Following(answered)
+    for size in (4, 4, 4, 5):
+        client.sent.clear()
+        program.run(size=size, backend=client)
+        if size == 4 and client.sent[1].endswith("<"):
+            assert client.sent == ["0.1", "0.2g<", "0.3g<"]
+    assert client.sent[:3] == ["0.1", "0.2g<", "0.2e"], "the prompt is the same, its limit is not"
+    assert [r.sampling_params.max_tokens for r in client.requests if r.request_id.endswith("0.2e")] == [5]
+    assert not client.held
+
+
+def test_a_program_that_ends_gives_up_what_it_was_guessed_to_do() -> None:
+    @sgl.function
+    def program(s: Any, goes_on: bool) -> None:
+        s += "Q" + sgl.gen("a")
+        if s["a"] and goes_on:
+            s += " again" + sgl.gen("b")
+
+    client = Following(answered)
+    texts = [program.run(goes_on=goes_on, backend=client).text() for goes_on in (True, True, False)]
+    assert texts[2] == "Q <1>"
+    assert client.sent[-2:] == ["0.1", "0.2g<"]
+    while client.running:
+        time.sleep(0.002)
+    assert not client.held
