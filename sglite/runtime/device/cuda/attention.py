@@ -21,6 +21,7 @@ from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.device.cuda.tree import TreeAttention
 
 _MAX_SPLITS = 64
+_ONE_BY_ONE = 64  # new tokens of a small step up to which each reads its row by itself: more programs, shorter ones
 _FEW_QUERIES = 8  # new tokens of a large step for each whose output is read, from which the others are left out
 
 
@@ -75,7 +76,10 @@ class CudaAttention:
             splits = batch.key.splits
             return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=splits, append=True)
         self._append(layer, qkv, batch, None, None)
-        return self._attend_chunks(layer, qkv, batch, splits=chunk_splits(qkv.shape[0], batch.key.splits))
+        splits = batch.key.splits
+        if qkv.shape[0] <= _ONE_BY_ONE:
+            return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=splits, append=False)
+        return self._attend_chunks(layer, qkv, batch, splits=splits)
 
     def leaves_out(self, batch: ForwardBatch) -> bool:
         """See SelectiveAttention: steps whose prompts are long."""
@@ -173,38 +177,29 @@ class CudaAttention:
         q_norm = None if layer.norms is None else layer.norms[0]
         group = shape.num_heads // shape.num_kv_heads
         tile = chunk_tile(group)
+        block, stages, warps = (32, 2, 2) if splits == 1 and tokens * shape.num_kv_heads >= 1024 else (64, 3, 4)
         chunk_attention_kernel[(tokens, splits, shape.num_kv_heads)](
             qkv, qkv if q_norm is None else q_norm.weight, layer.cos_sin, self._cache.k[layer.number],
             self._cache.v[layer.number], batch.page_table, batch.rows, batch.positions, out, self._part, self._stat,
             self._count, batch.page_table.stride(0), 0.0 if q_norm is None else q_norm.eps,
             shape.scale * math.log2(math.e),
             HKV=shape.num_kv_heads, GROUP=group, TOKENS=tile.tokens, BLOCK_M=tile.block_m, D=shape.head_dim,
-            BLOCK_T=tile.block_t, SPLITS=splits, CHUNK=tile.parts, LOOK=triton.next_power_of_2(tokens),
-            PAGE_SIZE=batch.page_size, STAGES=tile.stages, QK_NORM=layer.norms is not None, PDL=self._pdl,
-            num_warps=tile.warps, launch_pdl=self._pdl,
+            BLOCK_T=block, SPLITS=splits, CHUNK=2, LOOK=triton.next_power_of_2(tokens), PAGE_SIZE=batch.page_size,
+            STAGES=stages, QK_NORM=layer.norms is not None, PDL=self._pdl, num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTile:
-    tokens: int  # new tokens of a program
+    tokens: int  # new tokens of a row that a program takes
     block_m: int  # their queries, rounded up
-    block_t: int
-    stages: int
-    warps: int
-    parts: int = 2  # that are merged at a time
 
 
 def chunk_tile(group: int) -> ChunkTile:
-    """`group`: query heads a KV head."""
-    block_m = 16 if group <= 2 else 32 if group <= 4 else 64
-    return ChunkTile(max(1, block_m // group), max(block_m, triton.next_power_of_2(group)), 32, 2, 4)
-
-
-def chunk_splits(tokens: int, splits: int) -> int:
-    """`splits`: of as many rows of one new token each."""
-    return splits
+    """`group`: query heads a KV head. As many queries as the tensor cores take at least."""
+    block_m = max(16, triton.next_power_of_2(group))
+    return ChunkTile(block_m // group, block_m)
 
 
 def _tile(programs: int, splits: int) -> tuple[int, int, int]:

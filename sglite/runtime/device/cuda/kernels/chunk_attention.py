@@ -100,11 +100,8 @@ def chunk_attention_kernel(  # noqa: PLR0915 - one launch cannot be split
     if QK_NORM:
         gain = tl.load(q_norm_ptr + d).to(tl.float32)
         gain_twin = tl.load(q_norm_ptr + swap).to(tl.float32)
-    at = tile_offsets(table, first + t, first + t < last, head, HKV, D, PAGE_SIZE)
     if PDL:
         gdc_wait()
-    k = tl.load(k_ptr + at[:, None] + d[None, :], mask=(first + t < last)[:, None], other=0.0)
-    v = tl.load(v_ptr + at[:, None] + d[None, :], mask=(first + t < last)[:, None], other=0.0)
     q_tile = qkv_ptr + (n + i)[:, None] * ((HQ + 2 * HKV) * D) + (head * GROUP + m % GROUP)[:, None] * D
     q = tl.load(q_tile + d[None, :], mask=mine[:, None], other=0.0).to(tl.float32)
     twin = tl.load(q_tile + swap[None, :], mask=mine[:, None], other=0.0).to(tl.float32)
@@ -113,9 +110,7 @@ def chunk_attention_kernel(  # noqa: PLR0915 - one launch cannot be split
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
-    live = (first + t < last)[None, :] & (first + t[None, :] <= (position + i)[:, None])
-    top, total, acc = attend_causal(q, k, v, live, top, total, acc)
-    for t0 in tl.range(first + BLOCK_T, last, BLOCK_T, num_stages=STAGES):
+    for t0 in tl.range(first, last, BLOCK_T, num_stages=STAGES):
         there = t0 + t < last
         at = tile_offsets(table, t0 + t, there, head, HKV, D, PAGE_SIZE)
         k = tl.load(k_ptr + at[:, None] + d[None, :], mask=there[:, None], other=0.0)
