@@ -57,6 +57,11 @@ class EngineConfig:
     kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.", least=0)
     memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
     cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
+    compile_ahead: bool = option(
+        False,
+        "Compile all kernels that steps may need before the first request, once on a machine; else each when it is "
+        "first needed (GPU).",
+    )
     tree_attention: bool = option(
         True, "On a GPU, read a prefix that several rows share once for all of them where that is faster."
     )

@@ -18,7 +18,7 @@ from sglite.runtime.config import EngineConfig, SamplingDefaults
 from sglite.runtime.device.preload import begin_loading_torch, has_gpu_driver, without_collections
 from sglite.runtime.device.threads import usable_cpus
 from sglite.runtime.engine import EngineCore
-from sglite.runtime.executor.warm_up import warm_up
+from sglite.runtime.executor.warm_up import kinds_of_draws, warm_up
 from sglite.runtime.models.config import max_context
 from sglite.runtime.models.sources import ModelSource, resolve_model
 from sglite.text.tokenizer import Tokenizer
@@ -50,6 +50,8 @@ def _build(config: EngineConfig, progress: Callable[[str], None]) -> Built:
         from sglite.runtime.executor.build import build_executor  # with torch, whose modules take seconds
 
         executor = build_executor(config, source, vocab_size=tokenizer.vocab_size, max_model_len=max_len)
+        if config.compile_ahead:
+            executor.compile_kernels(kinds_of_draws(executor, max_model_len=max_len), source.config, progress)
         warm_up(executor, max_model_len=max_len)
     except BaseException:
         grammars.close()

@@ -7,12 +7,33 @@ row's tables and in the cache's pages belongs to nobody and is written over.
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 
-from sglite.runtime.batch import DEVICE_TOKEN, GREEDY, NO_MASK, Batch, Executor, PageUpdates, RowLoad
+from sglite.runtime.batch import (
+    DEVICE_TOKEN,
+    GREEDY,
+    NO_MASK,
+    Batch,
+    Executor,
+    PageUpdates,
+    RowLoad,
+    RowSampling,
+)
 
 _PROMPT = 64
 _DECODES = (NO_MASK, NO_MASK, 0, 0)  # mask row of each decode step; a size is captured when it comes again
+
+_ROWS = (1, 32)  # few draws are spread over more programs
+_RANDOM = replace(GREEDY, temperature=1.0)
+_FILTERED = replace(_RANDOM, top_p=0.5)
+_SAMPLINGS = tuple(
+    replace(sampling, **extras)
+    for sampling in (GREEDY, _RANDOM, _FILTERED)
+    for extras in ({}, {"presence_penalty": 0.5, "logit_bias": ((0, 1.0),)})
+)
 
 
 def warm_up(executor: Executor, *, max_model_len: int) -> None:
@@ -29,6 +50,37 @@ def _run(executor: Executor, batch: Batch) -> None:
     executor.forward(batch)
     executor.mask_buffer()[0] = -1  # every token
     executor.sample(batch).wait()
+
+
+def kinds_of_draws(executor: Executor, *, max_model_len: int) -> list[Batch]:
+    """A step for each kind of draw that requests may ask for: alone and of several rows, masked, random, filtered, with
+    counts or biases, with drafts."""
+    if not executor.overlaps or max_model_len < 2:
+        return []
+    rows = sorted({min(count, executor.max_rows, executor.num_pages) for count in _ROWS})
+    kinds = itertools.product(rows, (NO_MASK, 0), _SAMPLINGS, (0, 1))
+    return [_draws(n, mask, sampling, drafts) for n, mask, sampling, drafts in kinds]
+
+
+def _draws(rows: int, mask: int, sampling: RowSampling, drafts: int) -> Batch:
+    """The first step of so many rows, each with a page of its own, with that many drafts behind its first token."""
+    every, columns = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
+    tokens = drafts + 1
+    return Batch(
+        step=0,
+        rows=every,
+        starts=columns,
+        num_new=np.full(rows, tokens, np.int32),
+        token_ids=np.zeros(rows * tokens, np.int32),
+        num_logits=np.full(rows, tokens, np.int32),
+        samples=np.ones(rows, np.bool_),
+        num_drafts=np.full(rows, drafts, np.int32),
+        output_index=columns,
+        mask_slots=np.full(rows * tokens, mask, np.int32),
+        logprob_rows=np.empty(0, np.int32),
+        loads=tuple(RowLoad(row, sampling, None, None) for row in every.tolist()),
+        page_updates=PageUpdates(every, columns, every),
+    )
 
 
 def _batch(page_size: int, start: int, tokens: np.ndarray, mask: int) -> Batch:

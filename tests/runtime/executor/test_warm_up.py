@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sglite.runtime.executor.model_runner import ModelRunner
-from sglite.runtime.executor.warm_up import warm_up
+from sglite.runtime.executor.sampler import plan_draws
+from sglite.runtime.executor.warm_up import kinds_of_draws, warm_up
 from tests.fakes.batches import generate
 from tests.fakes.tiny_models import tiny_executor, tiny_reference
 
@@ -39,3 +40,20 @@ def test_a_device_with_nothing_to_load_runs_nothing(folder: Path) -> None:
 
 def test_too_small_a_cache_is_left_alone(folder: Path) -> None:
     warmed(tiny_executor(folder, num_pages=8))
+
+
+def test_the_kinds_of_draws_are_all_that_requests_may_ask_for(folder: Path) -> None:
+    executor = tiny_executor(folder)
+    executor.overlaps = True
+    found = set()
+    for batch in kinds_of_draws(executor, max_model_len=256):
+        executor._sampling.load(batch.loads)
+        flags = plan_draws(batch, executor._sampling).flags
+        found.add((len(batch.rows), flags.masked, flags.random, flags.filtered, flags.penalized, flags.drafts))
+        assert flags.penalized == flags.biased
+    assert len(found) == 2 * 2 * 3 * 2 * 2
+    assert {rows for rows, *_ in found} == {1, executor.max_rows}
+
+
+def test_a_device_that_compiles_nothing_is_asked_for_nothing(folder: Path) -> None:
+    assert kinds_of_draws(tiny_executor(folder), max_model_len=256) == []

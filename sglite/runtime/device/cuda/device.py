@@ -68,8 +68,8 @@ from sglite.runtime.device.torch_attention import TorchAttention
 _KEPT_MASK_BYTES = 128 << 20  # masks that rows have in common
 _RESERVE = 1 << 30  # bytes for captured graphs and the context's own needs
 _REPEATED_READS = 4  # a small step may read its rows' KV this many times over rather than go through a plan
-_LARGE_STEPS = ((1, 1040, 0), (1, 1041, 0), (1, 1040, 16), (1, 600, 0), (8, 70, 16), (8, 71, 16))
-# rows, new tokens of each and cached ones: long and short rows, with and without a cache, multiples of 16 and others
+_LARGE_STEPS = ((1, 1040, 0), (1, 1041, 0), (1, 1041, 16), (8, 131, 16))
+# Rows, new tokens of each and cached ones: long and short rows, with and without a cache, multiples of 16 and others.
 _FEW_READS = 1 << 16  # cached tokens beside that: what a prompt of MAX_SMALL tokens reads of itself
 
 
@@ -261,12 +261,14 @@ class CudaDevice:
         done = mark(folder, torch.cuda.get_device_capability(), type(self._attention), self._shape, sizes, facts)
         if done.exists():
             return
-        self._tables, self._sampler.filters = tables, False
         progress("compiling kernels, once on this machine")
-        with only_compiling(usable_cpus(), progress), self._forward.singly(), self._samples.singly():
-            self._launch_forwards(self._forward, tables)
-            draws()
-        self._sampler.filters = True
+        self._tables, self._sampler.filters = tables, False
+        try:
+            with only_compiling(usable_cpus(), progress), self._forward.singly(), self._samples.singly():
+                self._launch_forwards(self._forward, tables)
+                draws()
+        finally:
+            self._sampler.filters = True
         folder.mkdir(parents=True, exist_ok=True)
         done.touch()
 

@@ -70,7 +70,8 @@ class RaggedPlanner:
         lengths = plan.starts + plan.num_new
         num_pages = -(-lengths // size)
         indptr = _offsets(num_pages)
-        pages = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._device)
+        # Zeros: where kernels are only compiled nobody gathers, and FlashInfer reads page 0.
+        pages = torch.zeros(int(indptr[-1]), dtype=torch.int32, device=self._device)
         ends = indptr.to(self._device, non_blocking=True)
         blocks = min(64, triton.cdiv(int(num_pages.max()), 1024))
         gather_pages_kernel[(len(lengths), blocks)](
