@@ -31,7 +31,9 @@ _SMALL_WEIGHT = 16 << 20  # bytes
 _MANY_OUTPUTS = 65536  # an output projection
 _PANEL_INPUTS = 768
 _PANEL_ADD_INPUTS = 3072
-_PANEL_OUTPUTS = 8192
+_PANEL_OUTPUTS = 2048
+_PANEL_ADD_OUTPUTS = 1024  # a program of 8 a multiprocessor
+_PANEL_SHARED = 160 << 10  # bytes a program has on a GPU that can hold the tiles of the most inputs
 _GATED_ROWS = 1024  # four waves of tiles for the 3,072 outputs of a small model
 
 
@@ -99,7 +101,9 @@ def panel_config(rows: int, outputs: int, inputs: int, *, norm: bool) -> PanelCo
     """None: another kernel is faster. With a norm every program reads all of x for itself, more rows or inputs take
     more shared memory and registers, so that the next kernel's programs find no room to load ahead."""
     most = _PANEL_INPUTS if rows > 16 or norm else _PANEL_ADD_INPUTS
-    if not 1 < rows <= _SKINNY_ROWS or not 128 <= inputs <= most or outputs > _PANEL_OUTPUTS:
+    if not 1 < rows <= _SKINNY_ROWS or not 128 <= inputs <= most:
+        return None
+    if outputs > (_PANEL_OUTPUTS if norm else _PANEL_ADD_OUTPUTS):
         return None
     parts = 4 if inputs < 1024 else 8
     head = 1 << (inputs.bit_length() - 1)
@@ -134,7 +138,9 @@ class CudaOps:
 
     def __init__(self, *, pdl: bool) -> None:
         self._pdl = pdl
-        self._multiprocessors = torch.cuda.get_device_properties().multi_processor_count if pdl else 0
+        properties = torch.cuda.get_device_properties() if pdl else None
+        self._multiprocessors = 0 if properties is None else properties.multi_processor_count
+        self._roomy = properties is not None and properties.shared_memory_per_block_optin >= _PANEL_SHARED
         self._torch = TorchOps()
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
@@ -196,7 +202,7 @@ class CudaOps:
             self._row(x, weight, residual, bias, add=True)
             return residual
         panel = panel_config(rows, residual.shape[1], x.shape[1], norm=False)
-        if panel is not None:
+        if panel is not None and (self._roomy or x.shape[1] <= _PANEL_INPUTS):
             self._panel(panel, x, weight, residual, bias, add=True)
             return residual
         if rows <= _SKINNY_ROWS and self._skinny(x, weight, residual, bias):
