@@ -140,7 +140,7 @@ class CudaOps:
         self._pdl = pdl
         properties = torch.cuda.get_device_properties() if pdl else None
         self._multiprocessors = 0 if properties is None else properties.multi_processor_count
-        self._roomy = properties is not None and properties.shared_memory_per_block_optin >= _PANEL_SHARED
+        self._roomy = getattr(properties, "shared_memory_per_block_optin", 0) >= _PANEL_SHARED
         self._torch = TorchOps()
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
