@@ -1,8 +1,8 @@
 """A linear of few rows and few inputs: a program holds its whole part of W before it waits for the kernel before.
 
-What stands around the linear is folded in as in linear.py, but with all inputs of a row at hand NORM gives the very
-numbers that `norm_kernel` rounds to. K is split over the warps as the batch of a 3D dot; it is cut into two tiles, as
-tiles are powers of two: 576 = 512 + 64.
+What stands around the linear is folded in as in linear.py, but with all inputs of a row at hand NORM rounds where
+`norm_kernel` does, so that both give the same but for the order of one sum. K is split over the warps as the batch of a
+3D dot; it is cut into two tiles, as tiles are powers of two: 576 = 512 + 64.
 """
 
 from __future__ import annotations
