@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from sglite.runtime.device.cuda.ahead import keys_ahead, keys_to_compile
 from sglite.runtime.device.cuda.inputs import COARSE, MAX_SMALL, zeros
-from sglite.runtime.device.cuda.keys import graph_key, with_chunks
+from sglite.runtime.device.cuda.keys import graph_key, larger_sizes, with_chunks
 from sglite.runtime.device.cuda.tree_plan import TreeKey
 
 
@@ -54,6 +54,20 @@ def test_steps_that_are_not_decode_steps_of_one_size_share_a_graph() -> None:
         for longest in (0, 100, 1500, 30000)
     }
     assert len(keys) == 1
+
+
+def test_a_larger_graph_is_at_most_half_as_large_again_and_none_serves_one_row() -> None:
+    for decode in (True, False):
+        for tokens in range(1, MAX_SMALL + 1):
+            key = graph_key(tokens, tokens, kv_heads=8, decode=decode, longest=0)
+            sizes = larger_sizes(key)
+            assert sizes == sorted(sizes) and all(key.tokens < size <= 1.5 * key.tokens for size in sizes)
+            for size in sizes:
+                other = graph_key(size, tokens, kv_heads=8, decode=decode, longest=0)
+                assert other.tokens == size and other.decode == decode
+                assert not other.logits or other.logits >= tokens
+    assert larger_sizes(graph_key(1, 1, kv_heads=8, decode=True, longest=0)) == []
+    assert larger_sizes(graph_key(25, 25, kv_heads=8, decode=True, longest=0)) == [32, 40]
 
 
 def test_a_graph_has_room_for_its_tokens_and_logits() -> None:

@@ -54,7 +54,7 @@ from sglite.runtime.device.cuda.inputs import (
     zeros,
 )
 from sglite.runtime.device.cuda.invariant import InvariantAttention, InvariantOps
-from sglite.runtime.device.cuda.keys import graph_key, invariant_key, with_chunks
+from sglite.runtime.device.cuda.keys import graph_key, invariant_key, larger_sizes, with_chunks
 from sglite.runtime.device.cuda.ops import CudaOps
 from sglite.runtime.device.cuda.planner import load_attention
 from sglite.runtime.device.cuda.sampler import CudaSamplerOps, load_filters
@@ -185,7 +185,20 @@ class CudaDevice:
             if read > _REPEATED_READS * int((batch.starts + batch.num_new).sum(dtype=np.int64)) + _FEW_READS:
                 return None
         self._longest, self._tree = int(cached.max()), tree
-        return self._key(tokens, wanted, decode=decode, tree=tree)
+        return self._key_at_hand(tokens, wanted, decode=decode, tree=tree)
+
+    def _key_at_hand(self, tokens: int, wanted: int, *, decode: bool, tree: TreeKey | None) -> GraphKey:
+        """Where the graph is not there but one of a larger size is, that one: rows that end one after the other do not
+        wait for a capture each."""
+        key = self._key(tokens, wanted, decode=decode, tree=tree)
+        if self._forward is None or not self._capture or self._forward.has(key):
+            return key
+        for size in larger_sizes(key):
+            larger = self._key(size, wanted, decode=decode, tree=tree)
+            if self._forward.has(larger):
+                self._wanted.ask(key)
+                return larger
+        return key
 
     def _read_together(self, tree: TreeKey | None) -> int:
         """New tokens of a row that read its keys and values at once."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from sglite.runtime.batch import Batch
 from sglite.runtime.device.cuda.attention import choose_splits
-from sglite.runtime.device.cuda.inputs import GraphKey, padded
+from sglite.runtime.device.cuda.inputs import COARSE, SIZES, GraphKey, padded
 from sglite.runtime.device.cuda.tree_plan import TreeKey
 
 _FEW_LOGITS = 128  # up to that many rows more or less cost the output projection nothing, but another graph
@@ -25,6 +25,7 @@ _FEW_PROGRAMS = 64  # with fewer, parts of short rows are small tiles of which a
 _SHORT_PARTS = 16
 _FEW_ROWS = 128
 _FEW_ITEMS = 64  # of tree attention: four waves of programs
+_PADDED = 1.5
 _CHUNK = 8  # new tokens from which a row is a prompt's, not one with forced text
 _SHARED = 128  # cached tokens of such a row from which they are read as a shared prefix,
 _TIMES = 4  # if they are that many times its new tokens: those read each other one by one then
@@ -43,6 +44,12 @@ def graph_key(
         return GraphKey(size, 0, True, parts(size, kv_heads, long=longest > _SHORT), tree)
     logits = size if wanted > _FEW_LOGITS else min(size, _FEW_LOGITS)
     return GraphKey(size, logits, False, parts(size, kv_heads, long=True), tree)
+
+
+def larger_sizes(key: GraphKey) -> list[int]:
+    """Padded sizes whose graphs would do as well, the nearest first. One row has kernels of its own."""
+    sizes = SIZES if key.decode else COARSE
+    return [size for size in sizes if 1 < key.tokens < size <= _PADDED * key.tokens]
 
 
 def invariant_key(tokens: int, wanted: int, *, decode: bool) -> GraphKey:
