@@ -50,18 +50,12 @@ class ChatTemplate:
     @classmethod
     def from_folder(cls, folder: Path, configured: Any = None) -> ChatTemplate | None:
         """`configured` is tokenizer_config.json's entry (a text or a list of named ones); files win over it."""
-        sources: dict[str, str] = {}
-        if isinstance(configured, str):
-            sources["default"] = configured
-        elif isinstance(configured, list):
-            sources.update({str(entry["name"]): str(entry["template"]) for entry in configured})
-        legacy = folder / "chat_template.json"
-        if legacy.is_file():
-            sources["default"] = str(json.loads(legacy.read_text(encoding="utf-8"))["chat_template"])
-        if (folder / "chat_template.jinja").is_file():
-            sources["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-            sources[file.stem] = file.read_text(encoding="utf-8")
+        try:
+            sources = _sources(folder, configured)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UnsupportedModel(
+                f"{folder}: its chat template is damaged (texts, or a list of names with texts, are read): {error!r}"
+            ) from error
         return cls(sources) if sources else None
 
     def render(
@@ -105,6 +99,29 @@ class ChatTemplate:
         raise InvalidRequest(
             f"the model has chat templates {sorted(self._templates)} but no default one", param="messages"
         )
+
+
+def _sources(folder: Path, configured: Any) -> dict[str, str]:
+    """Templates by name. Raises ValueError, TypeError or KeyError for what is none."""
+    sources: dict[str, str] = {}
+    if isinstance(configured, list):
+        sources.update({_text(entry["name"]): _text(entry["template"]) for entry in configured})
+    elif configured is not None:
+        sources["default"] = _text(configured)
+    legacy = folder / "chat_template.json"
+    if legacy.is_file():
+        sources["default"] = _text(json.loads(legacy.read_text(encoding="utf-8"))["chat_template"])
+    if (folder / "chat_template.jinja").is_file():
+        sources["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[file.stem] = file.read_text(encoding="utf-8")
+    return sources
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
 
 
 class _OverBudget(jinja2.TemplateRuntimeError):

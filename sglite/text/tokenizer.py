@@ -75,7 +75,9 @@ class Tokenizer:
             raise ModelNotFound(f"{file} does not exist; a model folder needs its tokenizer.json")
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library, which damaged files cause, is no Exception
             raise UnsupportedModel(f"{file} cannot be read as a tokenizer: {error}") from error
         config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
         specials = _named_specials(config)
@@ -185,13 +187,16 @@ class Tokenizer:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    """Empty where there is no such file. Raises UnsupportedModel for one that holds no JSON object."""
     if not file.is_file():
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{file} is not JSON: {error}") from error
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"{file} holds no JSON object")
+    return value
 
 
 def _named_specials(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +216,10 @@ def _stop_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None
     for name in ("generation_config.json", "config.json"):
         configured = _read_json(folder / name).get("eos_token_id")
         if configured is not None:
-            ids += configured if isinstance(configured, list) else [configured]
+            found = configured if isinstance(configured, list) else [configured]
+            if not all(type(i) is int and 0 <= i < 2**31 for i in found):
+                raise UnsupportedModel(f"{folder / name}: 'eos_token_id' must be token ids, not {configured!r}")
+            ids += found
             break
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 

@@ -120,3 +120,37 @@ def test_bytes_of_many_are_those_of_each(byte_level: Tokenizer) -> None:
             assert tokenizer.joined_bytes(part) == b"".join(map(tokenizer.token_bytes, part))
     with pytest.raises(InvalidRequest):
         tokenizer.joined_bytes([ids[0], -1])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "[" * 50_000),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        ("chat_template.json", '"x"'),
+        ("chat_template.json", '{"chat_template": 5}'),
+        ("generation_config.json", "[" * 50_000),
+        ("generation_config.json", '{"eos_token_id": [1, [2]]}'),
+        ("generation_config.json", '{"eos_token_id": "<eos>"}'),
+        ("generation_config.json", '{"eos_token_id": -1}'),
+    ],
+)
+def test_damaged_files_are_told_by_their_folder(
+    byte_level_folder: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    folder = shutil.copytree(byte_level_folder, tmp_path / "damaged")
+    (folder / name).write_text(content)
+    with pytest.raises(UnsupportedModel, match="damaged"):
+        Tokenizer.from_folder(folder)
+
+
+def test_a_panic_of_the_library_is_a_damaged_file(byte_level_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(byte_level_folder, tmp_path / "panics")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["continuing_subword_prefix"] = "longer than a piece"
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match=r"panics.tokenizer\.json cannot be read"):
+        Tokenizer.from_folder(folder)

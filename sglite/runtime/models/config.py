@@ -6,13 +6,13 @@ Steps: find and read the file, refuse by name what is not implemented (with what
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from sglite.runtime.models.fields import Fields, read_object
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 DType = Literal["float32", "float16", "bfloat16"]
@@ -24,6 +24,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _BY_MODEL_TYPE: Mapping[str, Architecture] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+MAX_CONTEXT = 1 << 23  # tokens; the CPU's attention has room for as many scores
+_MAX_LAYERS = 4096
 _WORKS = "what works: " + ", ".join(ARCHITECTURES) + " with unquantised float32, float16 or bfloat16 weights, or GGUF"
 
 
@@ -92,7 +94,7 @@ class ModelConfig:
             length = max(length, int(scaling.factor * scaling.original_max_position_embeddings))
         elif isinstance(scaling, LinearScaling):
             length = int(scaling.factor * length)
-        return min(length, self.sliding_window or length)
+        return max(1, min(length, self.sliding_window or length, MAX_CONTEXT))
 
     @classmethod
     def from_folder(cls, path: str | Path, *, max_model_len: int | None = None) -> ModelConfig:
@@ -111,68 +113,46 @@ class ModelConfig:
             )
         if not file.is_file():
             raise ModelNotFound(f"{file} does not exist; give a Hugging Face model folder or a .gguf file")
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UnsupportedModel(f"{file} is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise UnsupportedModel(f"{file} holds no JSON object")
-        return cls.from_dict(values, name=str(folder), max_model_len=max_model_len)
+        return cls.from_dict(read_object(file), name=str(folder), max_model_len=max_model_len)
 
     @classmethod
     def from_dict(
         cls, values: Mapping[str, Any], *, name: str = "the model", max_model_len: int | None = None
     ) -> ModelConfig:
         """The same from config.json's content. `name` is used in error texts."""
-        _refuse_unsupported(values, name)
-        architecture = _architecture(values, name)
-        read = _Reader(values, name)
+        read = Fields(values, f"{name}: config.json's")
+        _refuse_unsupported(values, read, name)
+        architecture = _architecture(values, read, name)
         hidden_size, num_heads = read.count("hidden_size"), read.count("num_attention_heads")
-        bias = bool(values.get("attention_bias", False))
-        scaling, theta = _rope(values, name)
+        bias = read.flag("attention_bias")
+        scaling, theta = _rope(values, read, name)
         config = cls(
             architecture=architecture,
             vocab_size=read.count("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=read.count("intermediate_size"),
-            num_layers=read.count("num_hidden_layers"),
+            num_layers=read.count("num_hidden_layers", most=_MAX_LAYERS),
             num_heads=num_heads,
             num_kv_heads=read.count("num_key_value_heads", num_heads),
             head_dim=read.count("head_dim", hidden_size // num_heads),
             max_position_embeddings=read.count("max_position_embeddings"),
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            tie_word_embeddings=read.flag("tie_word_embeddings"),
             attention_bias=bias or architecture == "qwen2",
             attention_out_bias=bias and architecture != "qwen2",
             qk_norm=architecture == "qwen3",
-            sliding_window=_sliding_window(values, name, architecture, max_model_len),
+            sliding_window=_sliding_window(values, read, name, architecture, max_model_len),
             dtype=_dtype(values),
         )
         _check_shape(config, name)
         return config
 
 
-class _Reader:
-    """Positive integers from a config, with the field's name in the error."""
-
-    def __init__(self, values: Mapping[str, Any], name: str) -> None:
-        self._values = values
-        self._name = name
-
-    def count(self, field: str, default: int | None = None) -> int:
-        value = self._values.get(field)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModel(f"{self._name}: config.json's {field!r} must be a positive integer, not {value!r}")
-        return value
-
-
-def _refuse_unsupported(values: Mapping[str, Any], name: str) -> None:
+def _refuse_unsupported(values: Mapping[str, Any], read: Fields, name: str) -> None:
     """What other loaders would accept and this one does not, by its name."""
-    names = [str(a) for a in values.get("architectures") or []]
+    names = read.texts("architectures")
     label = names[0] if names else str(values.get("model_type"))
     quantised = values.get("quantization_config") or values.get("compression_config")
     if quantised:
@@ -190,8 +170,8 @@ def _refuse_unsupported(values: Mapping[str, Any], name: str) -> None:
         raise UnsupportedModel(f"{name} uses the activation {activation!r}; only silu is supported")
 
 
-def _architecture(values: Mapping[str, Any], name: str) -> Architecture:
-    names = [str(a) for a in values.get("architectures") or []]
+def _architecture(values: Mapping[str, Any], read: Fields, name: str) -> Architecture:
+    names = read.texts("architectures")
     for candidate in names:
         if candidate in ARCHITECTURES:
             return ARCHITECTURES[candidate]
@@ -201,61 +181,64 @@ def _architecture(values: Mapping[str, Any], name: str) -> Architecture:
     raise UnsupportedModel(f"{name} has the architecture {', '.join(names) or model_type}; {_WORKS}")
 
 
-def _rope(values: Mapping[str, Any], name: str) -> tuple[RopeScaling | None, float]:
+def _rope(values: Mapping[str, Any], read: Fields, name: str) -> tuple[RopeScaling | None, float]:
     """From `rope_scaling` and `rope_theta`, or from transformers 5's `rope_parameters`, which holds both."""
-    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise UnsupportedModel(f"{name}: config.json's rope parameters must be an object, not {given!r}")
+    field = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
+    given = read.object(field)
     partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"{name} rotates only {partial} of each head, which is not supported")
-    theta = float(given.get("rope_theta", values.get("rope_theta", 10000.0)))
+    scaling = Fields(given, f"{name}: config.json's {field}:")
+    theta = scaling.number("rope_theta", read.number("rope_theta", 10000.0))
     kind = given.get("rope_type", given.get("type", "default"))
-    original = given.get("original_max_position_embeddings") or values.get("max_position_embeddings")
-    try:
-        if kind == "default" or not given:
-            return None, theta
-        if kind == "linear":
-            return LinearScaling(float(given["factor"])), theta
-        if kind == "llama3":
-            low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
-            return Llama3Scaling(float(given["factor"]), low, high, int(original)), theta  # type: ignore[arg-type]
-        if kind == "yarn":
-            return _yarn(given, int(original)), theta  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnsupportedModel(f"{name}: rope scaling {kind!r} is incomplete: {error}") from error
-    raise UnsupportedModel(f"{name} uses the rope scaling {kind!r}; what works: linear, llama3, yarn")
+    if kind == "default" or not given:
+        return None, theta
+    if kind not in ("linear", "llama3", "yarn"):
+        raise UnsupportedModel(f"{name} uses the rope scaling {kind!r}; what works: linear, llama3, yarn")
+    factor = scaling.number("factor")
+    if kind == "linear":
+        return LinearScaling(factor), theta
+    original = scaling.count("original_max_position_embeddings", read.count("max_position_embeddings"))
+    if kind == "yarn":
+        if theta <= 1:
+            raise read.wrong("rope_theta", "above 1 for yarn", theta)
+        return _yarn(given, scaling, factor, original), theta
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if not low < high:
+        raise scaling.wrong("high_freq_factor", f"above low_freq_factor ({low:g})", high)
+    return Llama3Scaling(factor, low, high, original), theta
 
 
-def _yarn(given: Mapping[str, Any], original: int) -> YarnScaling:
-    def optional(field: str) -> float | None:
-        return None if given.get(field) is None else float(given[field])
+def _yarn(given: Mapping[str, Any], read: Fields, factor: float, original: int) -> YarnScaling:
+    def some(field: str) -> float | None:  # 0 is written for "not given"
+        return read.optional(field) if given.get(field) else None
 
     return YarnScaling(
-        factor=float(given["factor"]),
+        factor=factor,
         original_max_position_embeddings=original,
-        beta_fast=float(given.get("beta_fast") or 32),
-        beta_slow=float(given.get("beta_slow") or 1),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-        truncate=bool(given.get("truncate", True)),
+        beta_fast=some("beta_fast") or 32.0,
+        beta_slow=some("beta_slow") or 1.0,
+        attention_factor=read.optional("attention_factor"),
+        mscale=some("mscale"),
+        mscale_all_dim=some("mscale_all_dim"),
+        truncate=read.flag("truncate", True),
     )
 
 
 def _sliding_window(
-    values: Mapping[str, Any], name: str, architecture: Architecture, max_model_len: int | None
+    values: Mapping[str, Any], read: Fields, name: str, architecture: Architecture, max_model_len: int | None
 ) -> int | None:
     """None where every layer attends to everything within the model's context."""
-    window = values.get("sliding_window")
     # Qwen files carry a window that is off unless use_sliding_window says otherwise; Mistral's is on when it is there.
-    used = bool(values.get("use_sliding_window", False)) if architecture != "llama" else True
-    if "layer_types" in values and values["layer_types"]:
-        used = "sliding_attention" in values["layer_types"]
-    if not window or not used:
+    used = read.flag("use_sliding_window") if architecture != "llama" else True
+    layers = read.texts("layer_types")
+    if layers:
+        used = "sliding_attention" in layers
+    if not used or not values.get("sliding_window"):
         return None
-    if (max_model_len or int(values.get("max_position_embeddings") or 0)) <= int(window):
-        return int(window)
+    window = read.count("sliding_window")
+    if (max_model_len or read.count("max_position_embeddings")) <= window:
+        return window
     raise UnsupportedModel(
         f"{name} uses sliding-window attention over {window} tokens, which is not supported; "
         f"pass max_model_len={window} or less, where it makes no difference"

@@ -16,6 +16,8 @@ from sglite.runtime.models.config import ModelConfig
 from sglite.runtime.models.loader import fill_dummy_
 from sglite.runtime.models.rope import rope_table
 
+_STORED = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+
 
 class Decoder:
     """`attentions`: one block per layer. `max_len`: positions that the rope table covers."""
@@ -47,7 +49,12 @@ class Decoder:
             loader = loaders.pop(name, None)
             if loader is None:
                 raise ModelError(f"the checkpoint has a tensor {name!r} that this architecture does not know")
-            loader(tensor)
+            if tensor.dtype not in _STORED:
+                raise ModelError(f"{name!r} is stored as {tensor.dtype}; unquantised floating point weights work")
+            try:
+                loader(tensor)
+            except ModelError as error:
+                raise ModelError(f"{name!r}: {error}") from error
         if loaders:
             names = ", ".join(sorted(loaders)[:3])
             raise ModelError(f"the checkpoint lacks {len(loaders)} tensors, for example {names}")

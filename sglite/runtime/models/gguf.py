@@ -25,6 +25,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from sglite.errors import UnsupportedModel
+from sglite.runtime.models.config import ModelConfig
 from sglite.runtime.models.gguf_tokenizer import tokenizer_files
 
 MAX_FLOAT32_PARAMETERS = 1_000_000_000
@@ -69,7 +70,7 @@ class Metadata:
     def need(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
-            raise UnsupportedModel(f"the GGUF file has no {key!r}; it cannot be converted")
+            raise UnsupportedModel(f"it has no {key!r}")
         return value
 
 
@@ -94,27 +95,51 @@ def convert_gguf(file: Path, folder: Path, *, progress: Progress | None = None) 
     quantisation that cannot be carried over.
     """
     try:
-        reader = gguf.GGUFReader(file)
-    except (ValueError, KeyError, IndexError) as error:
-        raise UnsupportedModel(f"{file} cannot be read as GGUF: {error}") from error
-    metadata = Metadata({key: field.contents() for key, field in reader.fields.items()})
-    if metadata.architecture not in _ARCHITECTURES:
-        works = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModel(f"{file} has the architecture {metadata.architecture!r}; GGUF files of {works} work")
-    if metadata.get("expert_count"):
-        raise UnsupportedModel(f"{file} is a mixture-of-experts model, which is not supported")
-    if int(metadata.get("split.count", 1)) > 1:
-        raise UnsupportedModel(f"{file} is one part of a split GGUF; merge the parts first (llama-gguf-split --merge)")
-    plans = _plan(reader, file)
-    config = _config(metadata, reader, plans)
-    files = {"config.json": config, **tokenizer_files(metadata)}
+        plans, metadata, files = _read(file)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"{file} cannot be read as GGUF: {_told(error)}; if it was fetched, fetch it again"
+        ) from error
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=2), encoding="utf-8")
     with (folder / "model.safetensors").open("wb") as out:
-        _write_tensors(out, plans, config, metadata.architecture, progress)
+        _write_tensors(out, plans, files["config.json"], metadata.architecture, progress)
 
 
-def _plan(reader: gguf.GGUFReader, file: Path) -> list[_Plan]:
+def _told(error: Exception) -> str:
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+
+
+class _Reader(gguf.GGUFReader):
+    """Stops where the file ends: the base class goes on with nothing, as often as a damaged length says."""
+
+    def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> NDArray[Any]:
+        end = int(offset) + int(count) * np.dtype(dtype).itemsize
+        if end > len(self.data):
+            raise ValueError(f"it has {len(self.data)} bytes and would need {end}")
+        return super()._get(offset, dtype, count, override_order)
+
+
+def _read(file: Path) -> tuple[list[_Plan], Metadata, dict[str, dict[str, Any]]]:
+    """Everything but the tensors' values. A damaged file raises whatever its bytes lead to."""
+    reader = _Reader(file)
+    metadata = Metadata({key: field.contents() for key, field in reader.fields.items()})
+    if metadata.architecture not in _ARCHITECTURES:
+        works = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModel(f"it has the architecture {metadata.architecture!r}; GGUF files of {works} work")
+    if metadata.get("expert_count"):
+        raise UnsupportedModel("it is a mixture-of-experts model, which is not supported")
+    if int(metadata.get("split.count", 1)) > 1:
+        raise UnsupportedModel("it is one part of a split GGUF; merge the parts first (llama-gguf-split --merge)")
+    plans = _plan(reader)
+    config = _config(metadata, reader, plans)
+    ModelConfig.from_dict(config, name="its metadata")
+    return plans, metadata, {"config.json": config, **tokenizer_files(metadata)}
+
+
+def _plan(reader: gguf.GGUFReader) -> list[_Plan]:
     wide = sum(t.n_elements for t in reader.tensors) <= MAX_FLOAT32_PARAMETERS
     plans: list[_Plan] = []
     for tensor in reader.tensors:
@@ -122,7 +147,7 @@ def _plan(reader: gguf.GGUFReader, file: Path) -> list[_Plan]:
             continue
         name = _hf_name(tensor.name)
         if name is None:
-            raise UnsupportedModel(f"{file} has the tensor {tensor.name!r}, which no supported model has")
+            raise UnsupportedModel(f"it has the tensor {tensor.name!r}, which no supported model has")
         dtype = {"F32": "F32", "F16": "F16", "BF16": "BF16"}.get(tensor.tensor_type.name, "F32" if wide else "BF16")
         shape = tuple(int(n) for n in reversed(tensor.shape))
         plans.append(_Plan(name, dtype, shape, tensor))
@@ -142,6 +167,8 @@ def _hf_name(name: str) -> str | None:
 
 def _config(metadata: Metadata, reader: gguf.GGUFReader, plans: list[_Plan]) -> dict[str, Any]:
     by_name = {plan.name: plan for plan in plans}
+    if "model.embed_tokens.weight" not in by_name:
+        raise UnsupportedModel("it has no tensor 'token_embd.weight'")
     heads, hidden = int(metadata.need("attention.head_count")), int(metadata.need("embedding_length"))
     size: dict[str, int] = {}
     for plan in plans:

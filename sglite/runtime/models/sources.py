@@ -7,15 +7,16 @@ the cache), a config.json for dummy weights, and a hub id `owner/name`. Imports 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from sglite.protocol import SamplingParams
 from sglite.runtime.models import cache
 from sglite.runtime.models.config import ModelConfig
+from sglite.runtime.models.fields import read_object
 from sglite.runtime.models.pull import BUILT_IN, pull_built_in, pull_from_hub
 
 DEFAULT_MODEL = "smollm2"
@@ -40,8 +41,13 @@ class GenerationDefaults:
         file = folder / "generation_config.json"
         if not file.is_file():
             return cls()
-        values: Any = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**{name: values.get(name) for name in cls.__dataclass_fields__})
+        values = read_object(file)
+        found: dict[str, Any] = {name: values.get(name) for name in cls.__dataclass_fields__}
+        try:
+            SamplingParams(**found)
+        except InvalidRequest as error:
+            raise UnsupportedModel(f"{file}: {error}; correct the file") from error
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +145,22 @@ def _converted(file: Path) -> Path:
     return cache.build_once(key, build)
 
 
+def _shards(index: Path) -> list[str]:
+    """Names of files beside the index, each once."""
+    shards = read_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise UnsupportedModel(f"{index} has no 'weight_map' of tensors to files")
+    for name in shards.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UnsupportedModel(f"{index}: 'weight_map' must name files of its own folder, not {name!r}")
+    return sorted(set(shards.values()))
+
+
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The safetensors files of a model folder, in order. Raises ModelNotFound or UnsupportedModel."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = _shards(index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ModelNotFound(f"{folder} lacks {len(missing)} of its {len(names)} weight files: {missing[0]}, ...")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglite.errors import ModelNotFound, UnsupportedModel
-from sglite.runtime.models.config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
+from sglite.runtime.models.config import MAX_CONTEXT, LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -81,7 +81,7 @@ def test_scaled_context_counts_the_factor() -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "MLP"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope.*yarn"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "incomplete"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"partial_rotary_factor": 0.5}, "rotates only"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_key_value_heads": 3}, "share"),
@@ -92,6 +92,40 @@ def test_scaled_context_counts_the_factor() -> None:
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedModel, match=says):
         make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": 5}, "config.json's 'architectures' must be a list of texts, not 5"),
+        ({"architectures": "LlamaForCausalLM"}, "'architectures'"),
+        ({"hidden_size": -64}, "'hidden_size' must be a positive integer"),
+        ({"vocab_size": 10**30}, "'vocab_size'"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers'.*at most 4096"),
+        ({"rms_norm_eps": "small"}, "'rms_norm_eps' must be a number above 0, not 'small'"),
+        ({"rms_norm_eps": float("nan")}, "'rms_norm_eps'"),
+        ({"rope_theta": 0}, "'rope_theta'"),
+        ({"rope_theta": float("inf")}, "'rope_theta'.*not finite"),
+        ({"tie_word_embeddings": "false"}, "'tie_word_embeddings' must be true or false"),
+        ({"sliding_window": "abc"}, "'sliding_window'"),
+        ({"layer_types": 5}, "'layer_types'"),
+        ({"rope_scaling": [1]}, "'rope_scaling' must be an object"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling: 'factor' must be a number above 0, not -1"),
+        ({"rope_scaling": {"type": "yarn", "factor": float("inf")}}, "'factor'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}}, "'beta_fast'"),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "'rope_theta' must be above 1 for yarn"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_by_its_field(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedModel, match=says):
+        make(**changes)
+
+
+def test_null_is_the_same_as_absent_and_whole_floats_are_counts() -> None:
+    nothing = make(rms_norm_eps=None, rope_theta=None, attention_bias=None, sliding_window=None, layer_types=None)
+    assert (nothing.rms_norm_eps, nothing.rope_theta, nothing.attention_bias) == (1e-6, 10000.0, False)
+    assert make(hidden_size=64.0).hidden_size == 64
+    assert make(rope_scaling={"type": "linear", "factor": 1e30}).max_context == MAX_CONTEXT
 
 
 def test_a_window_that_never_matters_is_accepted() -> None:

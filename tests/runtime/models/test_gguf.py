@@ -105,6 +105,27 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path, options: dict[str, An
         convert(tmp_path, hf_weights(), **options)
 
 
+@pytest.mark.parametrize("cut", [0, 3, 20, 100, 3_000, 9_000, 100_000])
+def test_a_file_that_was_cut_off_says_so_and_its_name(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, hf_weights())
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf.*fetch it again"):
+        convert_gguf(file, tmp_path)
+
+
+@pytest.mark.parametrize("count", [b"\xff" * 8, b"\xff" * 4 + b"\0" * 4])
+@pytest.mark.parametrize("at", [8, 16])  # how many tensors, how many fields
+def test_counts_that_the_file_cannot_hold_end_at_once(tmp_path: Path, at: int, count: bytes) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, hf_weights())
+    data = bytearray(file.read_bytes())
+    data[at : at + 8] = count
+    file.write_bytes(data)
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf"):
+        convert_gguf(file, tmp_path)
+
+
 def test_a_file_that_is_no_gguf_says_so(tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(b"not a model" * 100)

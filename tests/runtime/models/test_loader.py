@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from sglite.errors import InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
+from sglite.runtime.config import EngineConfig
+from sglite.runtime.executor.build import build_executor
 from sglite.runtime.models import loader
 from sglite.runtime.models.loader import fill_dummy_, iter_weights, resolve_model
 from tests.runtime.models.gguf_files import hf_weights, write_gguf
@@ -57,6 +59,30 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path) -> None:
         list(iter_weights(resolve_model(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "says"),
+    [
+        ("model.norm.weight", torch.ones(65), r"'model.norm.weight': .*\(65,\).*config.json asks for \(64,\)"),
+        ("model.norm.weight", torch.ones(64, dtype=torch.int8), "'model.norm.weight' is stored as torch.int8"),
+        ("model.surprise.weight", torch.ones(1), "'model.surprise.weight' that this architecture does not know"),
+        ("model.norm.weight", None, "lacks 1 tensors, for example model.norm.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_named(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, says: str
+) -> None:
+    weights = {key: torch.from_numpy(value) for key, value in hf_weights().items()}
+    if tensor is None:
+        del weights[name]
+    else:
+        weights[name] = tensor
+    rows = len(weights["model.embed_tokens.weight"])
+    save_file(weights, folder_with(tmp_path, vocab_size=rows, intermediate_size=96) / "model.safetensors")
+    config = EngineConfig(model=str(tmp_path), device="cpu", num_threads=1, num_pages=8, max_rows=1)
+    with pytest.raises(ModelError, match=says):
+        build_executor(config, resolve_model(tmp_path), vocab_size=rows)
+
+
 def test_dummy_needs_only_a_config(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
     with pytest.raises(ModelNotFound, match="dummy"):
@@ -90,6 +116,28 @@ def test_generation_defaults_are_read(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(values))
     found = resolve_model(folder, load_format="dummy").generation
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.6, 0.9, 20, None)
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 50_000, '{"temperature": "hot"}', '{"top_p": 7}'])
+def test_a_damaged_generation_config_is_told_by_its_name(tmp_path: Path, content: str) -> None:
+    (folder_with(tmp_path) / "generation_config.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match=r"generation_config\.json"):
+        resolve_model(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 5}}'])
+def test_a_damaged_index_is_told_by_its_name(tmp_path: Path, content: str) -> None:
+    (folder_with(tmp_path) / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match=r"index\.json.*(object|weight_map)"):
+        resolve_model(tmp_path)
+
+
+def test_an_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(2)}, tmp_path / "elsewhere.safetensors")
+    index = folder_with(tmp_path / "model") / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a.weight": "../elsewhere.safetensors"}}))
+    with pytest.raises(UnsupportedModel, match="own folder"):
+        resolve_model(tmp_path / "model")
 
 
 def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
