@@ -299,7 +299,8 @@ class Branch:
         try:
             if timeline is None or slot.future.done():
                 found = wait(slot.future)
-                self.session.after_you()
+                if asyncio._get_running_loop() is None:  # somebody's event loop has other things to do
+                    self.session.after_you()
                 return found
             with timeline.waiting(name, self.lane):
                 return wait(slot.future)
