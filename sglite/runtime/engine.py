@@ -52,10 +52,6 @@ __all__ = ["EngineCore", "GrammarService"]
 _log = logging.getLogger(__name__)
 _NEUTRAL = SamplingDefaults()
 
-_MEMORY = 0.1  # weight of the newest step
-_LONG_S = 0.002  # of a step's draws: the first of their kind
-_AT_ONCE_S = 0.0001  # a result that was there
-
 MAX_FAILED_STEPS = 5  # one after the other: then the device is broken, and no request would be answered any more
 
 
@@ -119,9 +115,6 @@ class EngineCore:
             log=self._accesses,
         )
         self._turns = Turns(seconds)
-        self._step_seconds = seconds
-        self._device_began = 0.0  # time.perf_counter() when it began with the forward that is queued
-        self._sampling_s = 0.0  # what a step takes the host for its draws, lately
         filler = None if grammars is None else grammars.filler
         kept_rows = getattr(executor, "kept_mask_rows", 0)
         self._masks = MaskFiller(filler, rows=executor.mask_rows, places=kept_rows, asks=self._overlap)
@@ -317,7 +310,7 @@ class EngineCore:
             self._fail_step(step, failed)
             return
         try:
-            self._fill(step, self._over(step))
+            self._fill(step, self._caught_up)
             self._queued = step, self._sample(step)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail_step(step, error)
@@ -356,15 +349,12 @@ class EngineCore:
         self._executor.forward(step.batch)
         if not self._overlap:
             self._work()
-        self._device_began = time.perf_counter()
-        self.metrics.forward_s += self._device_began - began
+        self.metrics.forward_s += time.perf_counter() - began
 
     def _sample(self, step: Step) -> PendingStep:
         began = time.perf_counter()
         pending = self._executor.sample(step.batch)
-        took = time.perf_counter() - began
-        self._sampling_s += _MEMORY * (min(took, _LONG_S) - self._sampling_s)
-        self.metrics.sample_s += took
+        self.metrics.sample_s += time.perf_counter() - began
         return pending
 
     def _wait(self, pending: PendingStep) -> StepResult:
@@ -372,27 +362,12 @@ class EngineCore:
         self._rest()
         result = pending.wait()
         self._work()
-        ended = time.perf_counter()
-        if ended - began > _AT_ONCE_S:  # else the device has gone on before
-            self._device_began = ended
-        self.metrics.wait_s += ended - began
+        self.metrics.wait_s += time.perf_counter() - began
         return result
 
     def set_pauses(self, rest: Callable[[], None], work: Callable[[], None]) -> None:
         """Called around each time in which this thread leaves the interpreter to others: a wait for the device."""
         self._rest, self._work = rest, work
-
-    def _over(self, step: Step) -> Callable[[], bool] | None:
-        """Whether masks of this step come too late: its draws are to be queued when the device comes to the forward's
-        end, so that those who have their masks wait for nothing. None: they never do."""
-        caught_up = self._caught_up
-        if caught_up is None or not len(step.masked):
-            return caught_up
-        seconds = self._step_seconds(len(step.requests), step.batch.num_tokens)
-        if not seconds:
-            return caught_up
-        due = self._device_began + seconds - self._sampling_s
-        return lambda: time.perf_counter() >= due or caught_up()
 
     def _gap_work(self) -> float:
         """Seconds, ever, of what has to happen between a result and the next launch where these do not overlap."""
