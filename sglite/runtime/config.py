@@ -11,6 +11,7 @@ from typing import Any
 from sglite.errors import InvalidRequest
 
 MAX_COMPLETIONS = 128
+_INT32 = 2**31 - 1  # page numbers are int32
 POLICIES = ("program", "fcfs")
 
 
@@ -22,10 +23,13 @@ _KINDS: dict[str, tuple[str, type]] = {
 }
 
 
-def option(default: Any, help: str, *, choices: tuple[Any, ...] = (), least: float | None = None) -> Any:
-    """A field with its documentation; `choices` lists the only values that work (empty: any), `least` is the smallest
-    number that does."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "least": least})
+def option(
+    default: Any, help: str, *, choices: tuple[Any, ...] = (), least: float | None = None, most: float | None = None
+) -> Any:
+    """A field with its documentation; `choices` lists the only values that work (empty: any), `least` and `most` are
+    the smallest and the largest number that do."""
+    metadata = {"help": help, "choices": choices, "least": least, "most": most}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +50,17 @@ class EngineConfig:
         "auto", "'dummy' makes random weights from config.json alone.", choices=("auto", "safetensors", "gguf", "dummy")
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
-    num_threads: int | None = option(None, "CPU threads; by default what the control group allows.", least=1)
+    num_threads: int | None = option(None, "CPU threads; by default what the control group allows.", least=1, most=1024)
     tensor_parallel: int = option(1, "GPUs that share one model.", least=1)
 
     max_model_len: int | None = option(
         None, "Longest prompt and output together, in tokens; by default the model's.", least=1
     )
-    page_size: int = option(1, "Tokens in a KV page; the unit in which prefixes are shared.", least=1)
-    num_pages: int | None = option(None, "KV pages; by default as many as kv_memory allows.", least=1)
-    kv_memory: float | None = option(None, "GiB for KV; by default a share of what is free after the weights.", least=0)
+    page_size: int = option(1, "Tokens in a KV page; the unit in which prefixes are shared.", least=1, most=65_536)
+    num_pages: int | None = option(None, "KV pages; by default as many as kv_memory allows.", least=1, most=_INT32)
+    kv_memory: float | None = option(
+        None, "GiB for KV; by default a share of what is free after the weights.", least=0, most=1 << 20
+    )
     memory_fraction: float = option(0.88, "Share of the device's memory that weights and KV together may take.")
     cuda_graphs: bool = option(True, "Replay captured graphs for small steps on a GPU.")
     compile_ahead: bool = option(
@@ -71,7 +77,7 @@ class EngineConfig:
         "Greedy text that depends on neither batch mates nor cache hits nor chunks, to the last bit; slower (GPU).",
     )
 
-    max_rows: int = option(256, "Completions that run at the same time.", least=1)
+    max_rows: int = option(256, "Completions that run at the same time.", least=1, most=65_536)
     max_step_tokens: int | None = option(
         None,
         "New tokens in one step; longer prompts are computed in pieces. By default 8192 on a GPU, 512 on a CPU.",
@@ -126,13 +132,15 @@ def check_option(field: dataclasses.Field[Any], value: Any) -> None:
     called, of_type = _KINDS[kind]
     if not isinstance(value, of_type) or (isinstance(value, bool) and kind != "bool"):
         raise InvalidRequest(f"{field.name} must be {called}, not {value!r}", param=field.name)
-    choices, least = field.metadata["choices"], field.metadata["least"]
+    choices, least, most = (field.metadata[name] for name in ("choices", "least", "most"))
     if choices and value not in choices:
         raise InvalidRequest(
             f"{field.name} must be one of {', '.join(map(str, choices))}, not {value!r}", param=field.name
         )
     if least is not None and not value >= least:  # NaN is not
         raise InvalidRequest(f"{field.name} must be at least {least}, not {value}", param=field.name)
+    if most is not None and value > most:
+        raise InvalidRequest(f"{field.name} must be at most {most}, not {value}", param=field.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,11 @@ def num_pages(config: EngineConfig, shape: AttentionShape, *, free: int, on_cpu:
     """`free`: bytes that the device has left after the weights. Raises InvalidRequest where not one page fits."""
     page_bytes = shape.bytes_per_token * config.page_size
     if config.num_pages is not None:
+        _check_room("num_pages", config.num_pages, config.num_pages * page_bytes, free, on_cpu)
         return config.num_pages
     if config.kv_memory is not None:
         pages = int(config.kv_memory * _GIB) // page_bytes
+        _check_room("kv_memory", config.kv_memory, pages * page_bytes, free, on_cpu)
     else:
         budget = free * (_CPU_SHARE if on_cpu else config.memory_fraction)
         most = config.max_rows * max_model_len * shape.bytes_per_token
@@ -32,3 +34,12 @@ def num_pages(config: EngineConfig, shape: AttentionShape, *, free: int, on_cpu:
             param="kv_memory",
         )
     return pages
+
+
+def _check_room(name: str, value: float, asked: int, free: int, on_cpu: bool) -> None:
+    """Of the KV that an option asks for. A CPU's memory is taken page by page as it is used, so too much of it would be
+    noticed by the machine's out-of-memory killer. Raises InvalidRequest."""
+    if on_cpu and asked > free:
+        raise InvalidRequest(
+            f"{name}={value:g} means {asked / _GIB:.1f} GiB of KV, and {free / _GIB:.1f} GiB are free", param=name
+        )
