@@ -24,6 +24,7 @@ OnUnsupported = Literal["error", "validate"]
 Whitespace = Literal["compact", "single"]  # none at all | at most one blank after ':' and ','
 
 MAX_LOGPROBS = 100
+MAX_BIAS = 1e20  # what penalties and temperature make of it is a float32 still
 
 
 class FinishReason(enum.StrEnum):
@@ -93,8 +94,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if any(not s for s in self.stop) or any(not s for s in self.stop_regex):
             raise InvalidRequest("a stop text must not be empty", param="stop")
         for bias in (self.logit_bias or {}).values():
-            if not math.isfinite(bias):
-                raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+            if not abs(bias) <= MAX_BIAS:
+                raise InvalidRequest(
+                    f"logit_bias values must lie between -{MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias"
+                )
 
     def _settle_types(self) -> None:
         """Values of another type with the same meaning (numpy's numbers, lists, one stop text) become ours. msgspec

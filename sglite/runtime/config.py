@@ -51,7 +51,7 @@ class EngineConfig:
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
     num_threads: int | None = option(None, "CPU threads; by default what the control group allows.", least=1, most=1024)
-    tensor_parallel: int = option(1, "GPUs that share one model.", least=1)
+    tensor_parallel: int = option(1, "GPUs that share one model. Only 1 works: start one engine for each GPU.", least=1)
 
     max_model_len: int | None = option(
         None, "Longest prompt and output together, in tokens; by default the model's.", least=1
@@ -122,6 +122,12 @@ class EngineConfig:
             check_option(field, getattr(self, field.name))
         if not 0 < self.memory_fraction <= 1:
             raise InvalidRequest("memory_fraction must be above 0 and at most 1", param="memory_fraction")
+        if self.tensor_parallel > 1:
+            raise InvalidRequest(
+                f"tensor_parallel={self.tensor_parallel}: a model is not split over GPUs; start one engine for each "
+                "GPU (device='cuda:0', device='cuda:1', ...)",
+                param="tensor_parallel",
+            )
 
 
 def check_option(field: dataclasses.Field[Any], value: Any) -> None:

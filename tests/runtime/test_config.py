@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sglite.errors import InvalidRequest
+from sglite.protocol import SamplingParams
 from sglite.runtime.async_engine import Engine
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.server.config import Limits, ServerConfig
@@ -39,6 +40,18 @@ def test_a_value_that_cannot_work_is_refused_by_name(name: str, value: Any, said
     with pytest.raises(InvalidRequest, match=f"{name} must be .*{said}") as caught:
         EngineConfig(**{name: value})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "tp_size", "tensor_parallel_size"])
+def test_a_model_over_several_gpus_is_refused_not_ignored(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="tensor_parallel=2.*one engine for each GPU"):
+        Engine(**{name: 2})
+
+
+@pytest.mark.parametrize("bias", [1e300, -1e300, float("inf"), float("nan"), 1e21])
+def test_a_bias_that_no_float32_holds_is_refused_before_it_is_a_nan_of_the_model(bias: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"logit_bias values must lie between -1e\+20 and 1e\+20"):
+        SamplingParams(logit_bias={3: bias})
 
 
 def test_paths_and_numbers_of_other_libraries_are_taken() -> None:
