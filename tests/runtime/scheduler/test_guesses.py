@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglite.protocol import RequestOutput
+from tests.fakes.executor import ScriptedExecutor
 from tests.fakes.matcher import choice
 from tests.runtime.harness import Harness
 from tests.runtime.scheduler.test_runs import RECORDS, RunMatcher, TimedExecutor
@@ -38,8 +40,15 @@ def new_places() -> None:
     PlacedMatcher.places = {}
 
 
-def harness(seconds: float = 1e-9, **options: Any) -> Harness:
-    found = Harness(executor=TimedExecutor(seconds), overlap=True, **options)
+class QuickExecutor(ScriptedExecutor):
+    """Its steps take so short that no turn pays, it says."""
+
+    def step_seconds(self, num_rows: int, num_tokens: int) -> float | None:
+        return 1e-9
+
+
+def harness(*, num_pages: int = 4096) -> Harness:
+    found = Harness(executor=QuickExecutor(num_pages=num_pages, overlaps=True), overlap=True)
     found.grammars.make = PlacedMatcher
     return found
 
@@ -93,7 +102,7 @@ def test_every_limit_ends_where_it_should() -> None:
 
 
 def test_pages_that_only_a_guess_wants_are_not_taken_from_others() -> None:
-    core = harness(num_pages=420, page_size=1)
+    core = harness(num_pages=120)
     expected = [output.text for output in answers(Harness(), jump_forward=False)]
     for _ in range(3):
         assert [output.text for output in answers(core)] == expected
@@ -105,3 +114,29 @@ def test_rows_that_count_their_tokens_wait_for_them() -> None:
     for _ in range(2):
         answers(core, frequency_penalty=0.5)
     assert not core.core.metrics.guessed_runs
+
+
+@pytest.mark.parametrize("num_pages", [120, 4096])
+def test_rows_that_end_give_their_pages_up_or_come_back_amid_guesses_leave_no_trace(num_pages: int) -> None:
+    rng = random.Random(num_pages)
+    expected = {output.request_id: output for output in answers(Harness(), UNEVEN, jump_forward=False)}
+    for one in expected.values():
+        assert one.finish_reason == "grammar"
+    core = harness(num_pages=num_pages)
+    answers(harness(), UNEVEN)
+    for _ in range(12):
+        ids = [core.add(f"{i}", grammar=choice(*UNEVEN)) for i in range(9)]
+        aborted: set[str] = set()
+        while core.core.has_work:
+            core.step()
+            if rng.random() < 0.3:
+                aborted.add(one := rng.choice(ids))
+                core.core.abort(one)
+        for i, request_id in enumerate(ids):
+            output = core.output(request_id)
+            if output.finish_reason == "grammar":
+                assert output.text == list(expected.values())[i].text
+            else:
+                assert request_id in aborted
+    assert core.core.metrics.guessed_runs and core.core.metrics.wrong_guesses
+    assert bool(core.core.metrics.retractions) == (num_pages == 120)
