@@ -59,7 +59,7 @@ def answers(harness: Harness, texts: list[str] = RECORDS, **fields: Any) -> list
     return [harness.output(request_id) for request_id in ids]
 
 
-NUMBERS = ("1", "12", "123", "2", "21")
+NUMBERS = ("1", "12", "21")
 UNEVEN = [f'{{"a":{a},"b":{b},"c":{c},"d":{a}}}' for a in NUMBERS for b in NUMBERS for c in NUMBERS]
 
 
@@ -70,7 +70,7 @@ def test_the_text_is_the_one_drawn_token_by_token(texts: list[str], stream: bool
     fields: dict[str, Any] = {"temperature": temperature, "seed": 3}
     expected = answers(Harness(), texts, jump_forward=False, **fields)
     core = harness()
-    for _ in range(4):
+    for _ in range(3):
         for output, one in zip(answers(core, texts, stream=stream, **fields), expected, strict=True):
             assert (output.token_ids, output.text, output.finish_reason) == (one.token_ids, one.text, one.finish_reason)
             assert output.usage.completion_tokens == len(output.token_ids)
@@ -94,7 +94,7 @@ def test_what_was_guessed_saves_the_step_of_the_first_forced_token() -> None:
 def test_every_limit_ends_where_it_should() -> None:
     core = harness()
     answers(core)
-    for limit in range(10, 40):
+    for limit in range(10, 40, 3):
         for output in answers(core, max_tokens=limit):
             assert len(output.token_ids) == limit
             assert output.finish_reason == "length"
@@ -124,7 +124,7 @@ def test_rows_that_end_give_their_pages_up_or_come_back_amid_guesses_leave_no_tr
         assert one.finish_reason == "grammar"
     core = harness(num_pages=num_pages)
     answers(harness(), UNEVEN)
-    for _ in range(12):
+    for _ in range(6):
         ids = [core.add(f"{i}", grammar=choice(*UNEVEN)) for i in range(9)]
         aborted: set[str] = set()
         while core.core.has_work:
