@@ -494,10 +494,12 @@ class ProgramGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program's graph to be run by a server, with texts for the arguments that it left open."""
+    """A program's graph to be run by a server, with texts for the arguments that it left open. `stream`: answers are
+    told piece by piece; else once, at the end of each."""
 
     graph: ProgramGraph
     arguments: dict[str, str] = {}
+    stream: bool = False
 
 
 class GraphAnswer(msgspec.Struct, frozen=True, kw_only=True):

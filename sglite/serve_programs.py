@@ -95,7 +95,7 @@ async def _events(service: Service, run: GraphRun, call: Call) -> AsyncGenerator
         defaults=GenParams(),
         roles=roles,
         segments=segments,
-        stream=any(node.op == "gen" for node in run.graph.nodes),
+        stream=run.stream,
         plan=outlooks(run.graph),
     )
     running = asyncio.ensure_future(_carried_out(session, run))

@@ -252,7 +252,7 @@ async def test_a_run_that_is_given_up_releases_its_rows_after_its_calls_were_abo
     assert told == ["abort p-0.1", "release p-0.1", "end p"]
 
 
-@pytest.mark.parametrize("path", ["/programs/run", "/programs/p/calls", "/generate"])
+@pytest.mark.parametrize("path", ["/programs/run", "/programs/calls", "/generate"])
 async def test_a_client_that_leaves_while_its_body_is_read_is_no_error(
     engine: sgl.Engine, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,7 +37,9 @@ from sglite.protocol import (
 _ANSWERED = re.compile(r"\d+\.\d+")
 
 
-def ahead(client: Client, graph: ProgramGraph | None, arguments: Mapping[str, Any], params: GenParams) -> Client:
+def ahead(
+    client: Client, graph: ProgramGraph | None, arguments: Mapping[str, Any], params: GenParams, *, stream: bool
+) -> Client:
     """The client, or one that has the graph run where the engine is."""
     if graph is None or not runs_graphs(client) or params != GenParams() or not can_be_sent(graph):
         return client
@@ -47,7 +49,7 @@ def ahead(client: Client, graph: ProgramGraph | None, arguments: Mapping[str, An
     texts = {name: text for name, text in given.items() if isinstance(text, str)}
     if len(texts) < len(given) or len(arguments) > len(given):
         return client  # what is no text, or was known to the trace and may be another one now
-    return AheadClient(client, GraphRun(graph=graph, arguments=texts))
+    return AheadClient(client, GraphRun(graph=graph, arguments=texts, stream=stream))
 
 
 def can_be_sent(graph: ProgramGraph) -> bool:

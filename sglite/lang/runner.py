@@ -42,7 +42,7 @@ class Run:
         together: Together | None = None,
         timeline: bool = False,
     ) -> None:
-        client = ahead(client, program.graph, arguments, params)
+        client = ahead(client, program.graph, arguments, params, stream=stream)
         if client.tokenizer is None:
             segments, roles = None, roles_without_tokenizer(client)
         else:
