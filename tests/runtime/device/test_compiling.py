@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numba
 import pytest
+from filelock import FileLock
 
 from sglite.runtime.device.cpu import load_kernels
-from sglite.runtime.device.cpu_kernels.compiling import compiled
+from sglite.runtime.device.cpu_kernels.compiling import LOCK, compiled
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make_kernel() -> Callable[[int, int], int]:
+def make_kernel() -> Any:
     def plus(a: int, b: int) -> int:
         return a + b
 
@@ -38,6 +40,25 @@ def test_it_is_kept_for_the_next_process(folder: Path) -> None:
     assert again(2, 3) == 5
     assert sum(again.stats.cache_hits.values()) == 1
     assert again(2.9, 3) == 5  # of one signature only: other numbers are converted
+
+
+def test_processes_that_start_together_compile_once(folder: Path) -> None:
+    place = Path(make_kernel().stats.cache_path)
+    found: list[Any] = []
+    other = Thread(target=lambda: found.append(make_kernel()))
+    with FileLock(place / LOCK):  # as a process that compiles holds it
+        other.start()
+        other.join(0.1)
+        assert not found
+    other.join()
+    assert sum(found[0].stats.cache_hits.values()) == 1
+
+
+def test_a_process_that_holds_the_lock_for_too_long_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(make_kernel().stats.cache_path)
+    monkeypatch.setattr("sglite.runtime.device.cpu_kernels.compiling._WAIT_S", 0.01)
+    with FileLock(place / LOCK):
+        assert make_kernel()(2, 3) == 5
 
 
 @pytest.mark.parametrize("ending", [".nbi", ".nbc"])

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from llvmlite import binding
 from numba import config, njit
 
 logger = logging.getLogger(__name__)
+
+LOCK = "compiling.lock"  # beside what is kept
+_WAIT_S = 120.0
 
 _OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz"},  # sums may be vectorised; infinities and NaN keep their meaning
@@ -59,14 +64,30 @@ def _kept(function: Any, signature: str) -> Any:
 
 def _ready(function: Any, signature: str, *, keep: bool) -> Any:
     kernel = njit(nogil=True, cache=keep, **_OPTIONS)(function)
-    try:
-        kernel.compile(signature)
-    except OSError as error:
-        if not kernel.signatures:
-            raise
-        _warn_not_kept(error)  # it is compiled; what failed is the writing
+    with _alone(Path(kernel.stats.cache_path)) if keep else nullcontext():
+        try:
+            kernel.compile(signature)
+        except OSError as error:
+            if not kernel.signatures:
+                raise
+            _warn_not_kept(error)  # it is compiled; what failed is the writing
     kernel.disable_compile()
     return kernel
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of processes that start together without kernels one compiles and the others load what it kept. Where there is no
+    lock to be had, or its holder takes too long, everybody compiles."""
+    lock = FileLock(folder / LOCK, timeout=_WAIT_S)
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:  # a time-out is an OSError too
+        logger.info("compiling the CPU kernels beside other processes: %s", error)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _forget(function: Any) -> None:
