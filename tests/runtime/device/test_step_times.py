@@ -127,3 +127,14 @@ def test_keys_that_nobody_wants_any_more_are_forgotten() -> None:
     for key in range(1000):
         wanted.ask(str(key))
     assert len(wanted._asked) <= 64
+
+
+def test_a_capture_that_compiled_its_kernels_does_not_hold_up_those_behind_it_for_minutes() -> None:
+    now = [0.0]
+    wanted: Wanted[int] = Wanted(lambda: now[0])
+    wanted.spend(3.0)
+    assert not wanted.may_capture
+    now[0] = 4.0
+    assert not wanted.may_capture
+    now[0] = 6.0
+    assert wanted.may_capture

@@ -19,7 +19,8 @@ Key = TypeVar("Key")
 
 
 class Wanted(Generic[Key]):
-    """`clock` in seconds. What was spent may exceed what was saved up; then the share has to pay for it first."""
+    """`clock` in seconds. What was spent may exceed what was saved up; then the share has to pay for it first, but not
+    for all of a capture that compiled its kernels: for a minute forced text would be drawn token by token."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -36,7 +37,7 @@ class Wanted(Generic[Key]):
         return self._saved > 0
 
     def spend(self, seconds: float) -> None:
-        self._saved -= seconds
+        self._saved = max(self._saved - seconds, -_SAVED_UP)
 
     def ask(self, key: Key) -> None:
         """A graph would have been used that is not there."""
