@@ -21,7 +21,8 @@ from sglite.runtime.device.cuda.planner import RaggedPlanner
 from sglite.runtime.device.cuda.tree import TreeAttention
 
 _MAX_SPLITS = 64
-_ONE_BY_ONE = 64  # new tokens of a small step up to which each reads its row by itself: more programs, shorter ones
+_ONE_BY_ONE = 64  # new tokens of a small step up to which each reads its row by itself: more programs, shorter ones,
+_SMALL_HEAD = 64  # which pays where heads are larger than this
 _FEW_QUERIES = 8  # new tokens of a large step for each whose output is read, from which the others are left out
 
 
@@ -77,7 +78,7 @@ class CudaAttention:
             return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=splits, append=True)
         self._append(layer, qkv, batch, None, None)
         splits = batch.key.splits
-        if qkv.shape[0] <= _ONE_BY_ONE:
+        if qkv.shape[0] <= _ONE_BY_ONE and self._shape.head_dim > _SMALL_HEAD:
             return self._attend_tokens(layer, qkv, batch, batch.rows, batch.starts, splits=splits, append=False)
         return self._attend_chunks(layer, qkv, batch, splits=splits)
 
