@@ -230,6 +230,8 @@ def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def make(name: str, config: EngineConfig) -> CpuDevice:
     """For the registry. Raises InvalidRequest for what only a GPU can do."""
+    if name != "cpu":
+        raise InvalidRequest(f"no device {name!r}: there is one CPU; use device='cpu' and num_threads", param="device")
     if config.deterministic:
         raise InvalidRequest(
             "deterministic=True is made for a GPU in bfloat16 or float16. On the CPU float32 already gives the same "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglite.errors import InvalidRequest
+from sglite.errors import InvalidRequest, ModelError
 from sglite.runtime.config import EngineConfig
 from sglite.runtime.device.base import AttentionShape, Device
 from sglite.runtime.device.registry import make_device
@@ -28,6 +28,8 @@ def build_executor(
     model_config = source.config
     max_len = max_model_len or max_context(config.max_model_len, model_config)
     dtype = _dtype(config, model_config, on_cpu=device.torch_device.type == "cpu")
+    if device.torch_device.type == "cpu":
+        _check_room(config, model_config, dtype, device.free_memory())
     context = LayerContext(device.ops, device.torch_device, dtype)
     model = build_model(model_config, context, max_len=max_len)
     if source.is_dummy:
@@ -70,6 +72,18 @@ def _dtype(config: EngineConfig, model_config: ModelConfig, *, on_cpu: bool) -> 
     if config.dtype == "auto":
         return torch.float32 if on_cpu else _DTYPES[model_config.dtype]
     return _DTYPES[config.dtype]
+
+
+def _check_room(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, free: int) -> None:
+    """Of weights on a CPU, where the machine's out-of-memory killer would say it. Raises ModelError."""
+    size = model.num_parameters * (1 if config.dtype == "int8" else dtype.itemsize)
+    if size > free:
+        stored = config.dtype if config.dtype == "int8" else str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"the model has {model.num_parameters / 1e9:.1f} billion parameters, as config.json tells: "
+            f"{size / 2**30:.1f} GiB as {stored}, "
+            f"and {free / 2**30:.1f} GiB are free; a smaller dtype (bfloat16, int8) takes less"
+        )
 
 
 def _pages(config: EngineConfig, shape: AttentionShape, device: Device, max_len: int) -> int:

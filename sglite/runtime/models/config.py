@@ -96,6 +96,13 @@ class ModelConfig:
             length = int(scaling.factor * length)
         return max(1, min(length, self.sliding_window or length, MAX_CONTEXT))
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the matrices; norms and biases are too few to count."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+
     @classmethod
     def from_folder(cls, path: str | Path, *, max_model_len: int | None = None) -> ModelConfig:
         """Read `path`/config.json.

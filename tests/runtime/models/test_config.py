@@ -59,6 +59,12 @@ def test_rope_scaling_is_read_in_both_spellings() -> None:
     assert make(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
 
 
+def test_parameters_are_counted() -> None:
+    layer = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128
+    assert make().num_parameters == 2 * layer + 2 * 512 * 64
+    assert make(tie_word_embeddings=True).num_parameters == 2 * layer + 512 * 64
+
+
 def test_scaled_context_counts_the_factor() -> None:
     yarn = make(rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048})
     assert yarn.rope_scaling == YarnScaling(4.0, 2048)

@@ -83,6 +83,13 @@ def test_weights_that_do_not_fit_the_config_are_named(
         build_executor(config, resolve_model(tmp_path), vocab_size=rows)
 
 
+@pytest.mark.parametrize("size", [{"vocab_size": 2**31 - 1}, {"hidden_size": 2**30}, {"intermediate_size": 2**31 - 1}])
+def test_a_model_that_the_machine_has_no_room_for_is_refused_before_it_is_made(tmp_path: Path, size: Any) -> None:
+    config = EngineConfig(model=str(folder_with(tmp_path, **size)), device="cpu", num_threads=1, load_format="dummy")
+    with pytest.raises(ModelError, match=r"GiB as float32, and .* GiB are free"):
+        build_executor(config, resolve_model(tmp_path, load_format="dummy"), vocab_size=512)
+
+
 def test_dummy_needs_only_a_config(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
     with pytest.raises(ModelNotFound, match="dummy"):
