@@ -80,7 +80,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_opened_again() -
         writer.close()  # without having said so
 
     pieces: list[bytes] = []
-    async with server(answer) as (http, heads):
+    async with server(answer) as (http, _):
         for _ in range(3):
             await http.pour("/calls", b"", pieces.append)
             await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ async def test_what_is_no_good_answer_is_an_error(said: bytes, error: type[Excep
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
 
-    async with server(answer) as (http, heads):
+    async with server(answer) as (http, _):
         with pytest.raises(error, match=match):
             await http.pour("/calls", b"", lambda data: None)
 
@@ -128,7 +128,7 @@ async def test_an_error_of_the_reader_ends_the_request() -> None:
     def fed(data: bytes) -> None:
         raise InvalidRequest("not that")
 
-    async with server(answer) as (http, heads):
+    async with server(answer) as (http, _):
         with pytest.raises(InvalidRequest, match="not that"):
             await http.pour("/calls", b"", fed)
 
@@ -137,7 +137,7 @@ async def test_silence_and_nobody_are_told() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(1)
 
-    async with server(answer) as (http, heads):
+    async with server(answer) as (http, _):
         http._timeout = httpx.Timeout(0.05)
         with pytest.raises(Unreachable, match="nothing came for too long"):
             await http.pour("/calls", b"", lambda data: None)

@@ -87,9 +87,8 @@ def _router(recorder: Recorder) -> APIRouter:
 
     @router.post(RECORD)
     async def record(admin: AdminDep) -> Response:
-        stats = {
-            name: value for name, value in (await recorder.stats_async()).items() if isinstance(value, int | float)
-        }
+        found = await recorder.stats_async()
+        stats = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
         calls, warmed = recorder.taken()
         stats["server_s"] = time.process_time()
         trace = Trace(calls, warmed, stats, recorder.facts["num_pages"] * recorder.facts["page_size"])

@@ -76,7 +76,7 @@ class Stand(Protocol):
 class EngineStand:
     """Satisfies `Stand`."""
 
-    ways = WAYS
+    ways: tuple[Way, ...] = WAYS
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -100,7 +100,7 @@ class EngineStand:
 class ServerStand:
     """Satisfies `Stand`. Both clients are made once, and keep their connections."""
 
-    ways = SERVER_WAYS
+    ways: tuple[Way, ...] = SERVER_WAYS
 
     def __init__(self, url: str) -> None:
         self._endpoint = RuntimeEndpoint(url)
