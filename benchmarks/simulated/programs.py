@@ -88,8 +88,9 @@ def measure(one: Stand, name: str, load: Workload, options: argparse.Namespace) 
         )
         print(
             f"{name:20} {way:9} {run.seconds / options.slower:7.3f} s  steps {counts['steps']:4.0f}"
-            f"  path {path.steps:4} ({over:4.2f})  device {counts['device_s'] / options.slower:6.3f}  admissions {counts['admissions']:.0f}"
-            f"  continued {counts['resumptions']:.0f}  computed {counts['computed_tokens']:.0f}{cpu}",
+            f"  path {path.steps:4} ({over:4.2f})  device {counts['device_s'] / options.slower:6.3f}"
+            f"  admissions {counts['admissions']:.0f}  continued {counts['resumptions']:.0f}"
+            f"  computed {counts['computed_tokens']:.0f}{cpu}",
             flush=True,
         )
     ratios = "  ".join(f"{way} {seconds[way] / seconds[ways[0]]:.2f}" for way in ways[1:])
