@@ -8,7 +8,6 @@ applied.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import tokenizers
 
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from sglite.text.chat import ChatTemplate
+from sglite.text.json_file import read_object
 
 _LONG_TEXT = 2_000  # characters from which the call that frees the interpreter lock (and has no offsets) is quicker
 _SPACE = "\u2581"  # sentencepiece writes a blank as this
@@ -188,15 +188,7 @@ class Tokenizer:
 
 def _read_json(file: Path) -> dict[str, Any]:
     """Empty where there is no such file. Raises UnsupportedModel for one that holds no JSON object."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UnsupportedModel(f"{file} holds no JSON object")
-    return value
+    return read_object(file) if file.is_file() else {}
 
 
 def _named_specials(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
-from sglite.runtime.models.fields import Fields, read_object
+from sglite.runtime.models.fields import Fields
+from sglite.text.json_file import read_object
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 DType = Literal["float32", "float16", "bfloat16"]

@@ -6,10 +6,8 @@ from it. Null is the same as a field that is not there.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sglite.errors import UnsupportedModel
@@ -74,17 +72,6 @@ class Fields:
     def _get(self, field: str, default: Any) -> Any:
         value = self._values.get(field)
         return default if value is None else value
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UnsupportedModel for anything else."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModel(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UnsupportedModel(f"{file} holds no JSON object")
-    return value
 
 
 def _short(value: Any) -> str:

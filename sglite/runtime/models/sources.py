@@ -16,8 +16,8 @@ from sglite.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from sglite.protocol import SamplingParams
 from sglite.runtime.models import cache
 from sglite.runtime.models.config import ModelConfig
-from sglite.runtime.models.fields import read_object
 from sglite.runtime.models.pull import BUILT_IN, pull_built_in, pull_from_hub
+from sglite.text.json_file import read_object
 
 DEFAULT_MODEL = "smollm2"
 
